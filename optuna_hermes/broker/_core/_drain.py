@@ -44,11 +44,8 @@ class Drains:
         self._ends = ends
         self._scheduler = scheduler
 
-    def begin(self, turn: Turn, key: str) -> None:
+    def begin(self, turn: Turn, study: Study) -> None:
         """Suspend every trial of a study, and start none; twice is no error."""
-        study = self._state.studies.get(key)
-        if study is None:
-            return
         study.draining = True
         self._state.cancel_reservations(study)
         self._ends.withdraw_unsent(turn, study)
@@ -56,9 +53,8 @@ class Drains:
             lease.deadline = turn.now
             self._scheduler.ask_to_yield(turn, lease)
         for trial in study.trials.values():
-            trial.can_store = (
-                trial.can_store or trial.last_store_failed
-            )  # its folder may be there again
+            # Its folder may be there again.
+            trial.can_store = trial.can_store or trial.last_store_failed
         for connection in study.idle_workers:
             turn.send(connection, wire.Dismiss())
         study.idle_workers.clear()

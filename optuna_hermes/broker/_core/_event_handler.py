@@ -162,7 +162,7 @@ class EventHandler:
         """Let what has waited in vain for a database, with its lease or its yield, leave anew."""
         for study in self.state.studies.values():
             if study.draining:
-                self._drains.begin(turn, study.spec.key)
+                self._drains.begin(turn, study)
 
     def _tick(self, turn: Turn) -> None:
         outage.give_up(turn)
@@ -179,7 +179,7 @@ class EventHandler:
         for study in self.state.studies.values():
             retries.end_study(self.state, study)
             if study.problem and not study.draining:
-                self._drains.begin(turn, study.spec.key)
+                self._drains.begin(turn, study)
             if study.draining:
                 self._drains.go_on(turn, study)
         if any(study.overrides for study in self.state.studies.values()):
@@ -303,7 +303,7 @@ class EventHandler:
             self.state.studies[message.study].max_alive = message.max_alive
             self._scheduler.schedule(turn)
         elif isinstance(message, wire.Drain):
-            self._drains.begin(turn, message.study)
+            self._drains.begin(turn, self.state.studies[message.study])
         elif isinstance(message, wire.GiveUp):
             self._give_up(turn, message)
         elif isinstance(message, wire.Describe):
@@ -473,14 +473,14 @@ class EventHandler:
     def _reattach(self, turn: Turn, study: Study, connection: int, message: wire.Reattach) -> None:
         from optuna_hermes.broker._core._reattach import reattach  # as for `_recovery`
 
-        client, key = self.state.clients[connection], study.spec.key
+        client = self.state.clients[connection]
         reason = reattach(self._recovery, self._ends, turn, study, connection, message)
         if reason is None:
-            client.study = key
+            client.study = study.spec.key
             if client.role == "worker":
                 study.workers.add(connection)
             if study.draining:
-                self._drains.begin(turn, key)
+                self._drains.begin(turn, study)
         else:
             refused = wire.Refused(reason=f"{reason} Ask for another lease, or end.")
             turn.send(connection, refused)

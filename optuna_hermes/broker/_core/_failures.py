@@ -102,9 +102,9 @@ def give_up(turn: Turn, message: GiveUp) -> LiveTrial | None:
     Returns:
         The trial, None if it was not given up, or is over.
     """
-    study = turn.state.studies.get(message.study)
-    trial = None if study is None else study.trials.get(message.number)
-    if study is None or trial is None or not trial.live or trial.connection is not None:
+    study = turn.state.studies[message.study]
+    trial = study.trials.get(message.number)
+    if trial is None or not trial.live or trial.connection is not None:
         return None
     if not trial.given_up or study.is_elsewhere(trial):
         return None

@@ -81,11 +81,11 @@ class Recovery:
 
     def gone(self, turn: Turn, connection: int) -> None:
         """Handle the end of a process that is recovering."""
-        each = self._state.recovering.get(connection)
-        if each is not None and each.met:
+        each = self._state.recovering[connection]
+        if each.met:
             # Its last messages may be unread: ``lost`` follows when its connection ends.
             each.ended = True
-        elif each is not None:
+        else:
             self._release(turn, connection, each)
 
     def release_ungranted(self, turn: Turn, pid: int, *, study: str = "", number: int = -1) -> None:
