@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import get_args
 
 from optuna_hermes.broker import _protocol as wire
@@ -12,7 +12,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Params
-from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Checkpoint, Curve, TrialView
 from optuna_hermes.policies import make_policy
 
@@ -260,40 +260,33 @@ def _with_new_chances(study: Study) -> list[LiveTrial]:
 def known_trials(
     state: BrokerState, event: StudyRead | Refreshed, now: float
 ) -> Iterator[LiveTrial]:
-    """The trials as their ledger left them: their processes are gone."""
+    """The trials as their ledger left them, stored or to begin again: their processes are gone."""
     # Grouped once: a study may have thousands of trials.
     saved: dict[int, list[Checkpoint]] = {}
     for each in event.checkpoints:
         saved.setdefault(each.number, []).append(each.checkpoint)
     for known in event.trials:
         curve = event.curves.get(known.number, Curve())
-        yield _known_trial(state, known, curve, saved.get(known.number, []), now)
-
-
-def _known_trial(
-    state: BrokerState, known: TrialRecord, curve: Curve, saved: Sequence[Checkpoint], now: float
-) -> LiveTrial:
-    """LiveTrial as its ledger left it: it is stored or begins again."""
-    trial = LiveTrial(
-        study=known.study,
-        number=known.number,
-        trial_id=known.trial_id,
-        state=known.state,
-        submitted=known.submitted - state.wall_offset,
-        curve=curve,
-        waiting_since=now,
-        units=max(known.units, curve.units),
-        slices=known.slices,
-        suspensions=known.suspensions,
-        device_seconds=known.device_seconds,
-        energy_joules=known.energy_joules,
-        losses=known.losses,
-        furthest=curve.units,
-        host=known.host if known.slices else None,
-        checkpoints=list(saved[-KEPT_CHECKPOINTS:]),
-        owner=known.owner,
-        row=known,
-    )
-    if trial.live:
-        trial.leave_process()
-    return trial
+        trial = LiveTrial(
+            study=known.study,
+            number=known.number,
+            trial_id=known.trial_id,
+            state=known.state,
+            submitted=known.submitted - state.wall_offset,
+            curve=curve,
+            waiting_since=now,
+            units=max(known.units, curve.units),
+            slices=known.slices,
+            suspensions=known.suspensions,
+            device_seconds=known.device_seconds,
+            energy_joules=known.energy_joules,
+            losses=known.losses,
+            furthest=curve.units,
+            host=known.host if known.slices else None,
+            checkpoints=saved.get(known.number, [])[-KEPT_CHECKPOINTS:],
+            owner=known.owner,
+            row=known,
+        )
+        if trial.live:
+            trial.leave_process()
+        yield trial

@@ -418,7 +418,19 @@ class Scheduler:
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
         # One that is about to create a trial has been told which one.
         lease.listed_number = reservation.listed_number if lease.creation_names is None else None
-        grant = _grant_message(lease, slots, trial, alone, reservation.batch_size)
+        grant = Grant(
+            epoch=lease.epoch,
+            devices=lease.devices,
+            shown=tuple(slot.device.shown_by for slot in slots if slot.device.shown_by),
+            alone=alone,
+            number=lease.number,
+            trial_id=trial.trial_id if trial else None,
+            checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
+            device_seconds=trial.device_seconds if trial else 0.0,
+            lost=lease.lost_creations,
+            listed_number=lease.listed_number,
+            batch_size=reservation.batch_size,
+        )
         turn.send(connection, grant)
 
     def _lease(
@@ -548,28 +560,6 @@ def _resize(turn: Turn, study: Study, lease: Lease, batch_size: int | None) -> N
     if batch_size is not None and sizes is not None and sizes.now != batch_size:
         message = Resize(epoch=lease.epoch, batch_size=batch_size)
         turn.send(lease.connection, message)
-
-
-def _grant_message(
-    lease: Lease,
-    slots: Sequence[Slot],
-    trial: LiveTrial | None,
-    alone: bool,
-    batch_size: int | None,
-) -> Grant:
-    return Grant(
-        epoch=lease.epoch,
-        devices=lease.devices,
-        shown=tuple(slot.device.shown_by for slot in slots if slot.device.shown_by),
-        alone=alone,
-        number=trial.number if trial else None,
-        trial_id=trial.trial_id if trial else None,
-        checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
-        device_seconds=trial.device_seconds if trial else 0.0,
-        lost=lease.lost_creations,
-        listed_number=lease.listed_number,
-        batch_size=batch_size,
-    )
 
 
 def _slot_order(slot: Slot, study: Study) -> tuple[int, int, str]:

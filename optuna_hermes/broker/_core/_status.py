@@ -81,33 +81,22 @@ def all_devices(
 ) -> tuple[DeviceStatus, ...]:
     """The devices: why each cannot be granted, if it cannot, and who has memory of it."""
     return tuple(
-        _device(slot, state, now, problem(slot), tuple(residents(slot)))
+        DeviceStatus(
+            id=slot.device.id,
+            kind=slot.device.kind,
+            healthy=slot.device.healthy,
+            memory_bytes=slot.device.memory_bytes,
+            memory_free_bytes=slot.device.memory_free_bytes,
+            power=slot.power,
+            power_watts=slot.device.power_watts,
+            energy_joules=slot.device.energy_joules,
+            holder=None if slot.lease is None else _holder(slot.lease, state, now),
+            problem=problem(slot),
+            residents=tuple(residents(slot)),
+            exclusive=slot.device.exclusive,
+            part=slot.device.part,
+        )
         for slot in state.slots.values()
-    )
-
-
-def _device(
-    slot: Slot,
-    state: BrokerState,
-    now: float,
-    problem: str,
-    residents: tuple[ResidentStatus, ...],
-) -> DeviceStatus:
-    device, lease = slot.device, slot.lease
-    return DeviceStatus(
-        id=device.id,
-        kind=device.kind,
-        healthy=device.healthy,
-        memory_bytes=device.memory_bytes,
-        memory_free_bytes=device.memory_free_bytes,
-        power=slot.power,
-        power_watts=device.power_watts,
-        energy_joules=device.energy_joules,
-        holder=None if lease is None else _holder(lease, state, now),
-        problem=problem,
-        residents=residents,
-        exclusive=device.exclusive,
-        part=device.part,
     )
 
 

@@ -52,9 +52,7 @@ class LedgerReader:
             return await self._read(spec)
 
     async def _read(self, spec: StudySpec) -> dict[str, Any]:
-        while True:
-            if self.is_served(spec.key):
-                return {}
+        while not self.is_served(spec.key):
             count = self._ledgers.n_written(spec.key)
             read = partial(self._ledgers.read, spec.key, spec.ledger_url)
             shared = await asyncio.wrap_future(read(is_shared))
@@ -66,8 +64,9 @@ class LedgerReader:
                 curves |= await asyncio.wrap_future(read(ask))
             known["curves"] = curves
             # Again if it was written to meanwhile.
-            if count == self._ledgers.n_written(spec.key) or self.is_served(spec.key):
+            if count == self._ledgers.n_written(spec.key):
                 return known
+        return {}
 
 
 def try_policy(name: str, folders: Iterable[str]) -> None:

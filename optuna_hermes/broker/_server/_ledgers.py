@@ -115,9 +115,11 @@ class Ledgers:
     def read_aside(self, study: str, url: str, query: Callable[[Ledger], T]) -> Future[T]:
         """Ask as ``read`` does, on a thread and connection that no record waits for."""
         if url not in self._readers:
-            self._readers[url] = Writer(url, _ignore, opener=self._opener)
+            # That a database is away its writer says.
+            self._readers[url] = Writer(url, lambda outcome: None, opener=self._opener)
         reader, answer = self._readers[url], Future[T]()
-        self.read(study, url, _nothing).add_done_callback(lambda _: reader.read(query, answer))
+        written = self.read(study, url, lambda ledger: None)
+        written.add_done_callback(lambda _: reader.read(query, answer))
         return answer
 
     def when_writable(self, study: str, then: Callable[[], None]) -> None:
@@ -291,14 +293,6 @@ def in_parts(trials: Iterable[TrialRecord]) -> Iterator[list[int]]:
 def _leave(instance: str, ledger: Ledger) -> None:
     if ledger.shared:
         ledger.forget_host(instance, dead_after_seconds=0.0)
-
-
-def _nothing(ledger: Ledger) -> None:
-    """Ask a ledger nothing: what was written to it before is in it."""
-
-
-def _ignore(outcome: WriteOutcome) -> None:
-    """Ignore that a database is away: its writer says so."""
 
 
 def _touch(ledger: Ledger) -> None:

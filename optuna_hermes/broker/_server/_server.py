@@ -246,7 +246,9 @@ class Server:
     async def _converse(self, connection: int, pid: int) -> None:
         hello = await self._sockets.read(connection)
         if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
-            self._sockets.send(connection, wire.Refused(reason=_other_version()))
+            way_out = f"when its studies have ended, `kill {os.getpid()}`."
+            reason = f"This broker is of another version: {way_out}"
+            self._sockets.send(connection, wire.Refused(reason=reason))
             return
         if pid == 0 and hello.role != "viewer":  # it could not be killed, nor be told from others
             self._sockets.send(connection, wire.Refused(reason=_UNSEEN))
@@ -605,8 +607,3 @@ def _touch(directory: Path) -> None:
 
 def _nothing() -> None:
     """Ignore a signal."""
-
-
-def _other_version() -> str:
-    pid = os.getpid()
-    return f"This broker is of another version: when its studies have ended, `kill {pid}`."
