@@ -10,10 +10,8 @@ class ServedProcess:
     """A process that serves a trial.
 
     Args:
-        pid: its process.
         started: its start time, as the kernel counts.
         role: as in ``Hello``.
-        study: key of the trial's study.
         number: of the trial; None for a new trial that has not begun.
         epoch: of its last lease.
         devices: which it holds, none if it is parked.

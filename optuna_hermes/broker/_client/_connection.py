@@ -46,8 +46,6 @@ class Connection:
     """Connection to the broker: any thread may send, one thread receives.
 
     Args:
-        sock: connected.
-        role: what this client is.
         on_silence: called again and again while the broker is waited for, with the seconds of that;
             an exception in it ends the wait. By default a viewer waits for ``SILENT_SECONDS``,
             others for ever.
@@ -178,7 +176,7 @@ def _give_up(seconds: float) -> None:
 
 
 def connect(role: str, on_silence: OnSilence | None = None) -> Connection:
-    """Connect to the broker of this host and user; arguments are as those of ``Connection``.
+    """Connect to the broker of this host and user; ``on_silence`` is as for ``Connection``.
 
     Raises:
         BrokerError: there is none.

@@ -75,7 +75,6 @@ class TrialSession:
 
     Args:
         connection: open, with nothing read from it yet.
-        study: the trial's study, for the broker.
         ask: asks for the first lease.
         reconnect: connects to the next broker; raises ``HermesError`` while there is none.
     """

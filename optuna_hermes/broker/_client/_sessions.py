@@ -29,9 +29,6 @@ class SessionEntry:
     """A session of a trial in this process.
 
     Args:
-        session: the session.
-        study: the identity of the trial's study.
-        number: of the trial.
         lazy: the trial was only asked for: its session began with its first report, and may end
             before the trial does.
         thread: the thread that trains it.

@@ -138,9 +138,7 @@ class Client:
     """Connection of a client. A worker serves one study, and one trial at a time.
 
     Args:
-        pid: its process.
         role: as in ``Hello``.
-        study: the one that it serves.
         prepared: the trial whose checkpoint it has read ahead of time.
         creation_names: the names under which it is about to create a trial without a device,
             None if it is not; empty if the trial that it has found is another's.
@@ -186,7 +184,6 @@ class BrokerState:
     """Everything a broker knows, in memory.
 
     Args:
-        host: name of this host.
         instance: this broker and its successors, as other hosts know them: no others ever had this
             name.
         wall_offset: wall clock minus the monotonic clock, in seconds.

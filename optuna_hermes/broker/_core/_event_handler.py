@@ -68,7 +68,6 @@ class EventHandler:
 
     Args:
         state: of a broker that has no devices yet.
-        devices: the devices it owns.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
     """

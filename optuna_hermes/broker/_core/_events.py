@@ -102,13 +102,9 @@ class Refreshed(Event):
     """Changes of a study that other hosts share, read after all that was written.
 
     Args:
-        study: its key.
-        last_epoch: as of ``StudyRead``.
-        leases: as of ``StudyRead``.
-        hosts: as of ``StudyRead``.
+        last_epoch, leases, hosts: as of ``StudyRead``.
         trials: those of others, or without an owner, that have changed.
-        curves: of these trials.
-        checkpoints: of these trials.
+        curves, checkpoints: of these trials.
         overrides: of trials that have changed, by their numbers; None for no override.
         gone: trials whose rows were removed.
     """
@@ -129,7 +125,6 @@ class ClaimConflict(Event):
     """Claim conflict: another broker was faster. Nothing is wrong, but these were not written.
 
     Args:
-        study: its key.
         epochs: leases that were never granted, and what was claimed for them.
         numbers: trials that belong to others, or are not as they were thought to be.
         paths: checkpoints of these trials, which count no more.
@@ -149,9 +144,7 @@ class ClaimConflict(Event):
 class DevicesPolled(Event):
     """Reading of the devices; ``free`` says only that no stranger is on them.
 
-    Args:
-        devices: as they are now.
-        xids: those that their driver has reported since the last time.
+    The driver has reported the XIDs since the last time.
     """
 
     devices: tuple[Device, ...]
@@ -163,8 +156,6 @@ class WritesFailed(Event):
     """The ledger refuses records, and waiting does not mend it: the study cannot go on.
 
     Args:
-        study: its key.
-        reason: for people.
         epochs: leases that were never granted.
         paths: checkpoints that the ledger does not know.
     """
@@ -180,8 +171,6 @@ class OutageBegan(Event):
     """Outage: the database of these studies cannot be reached, and records wait.
 
     Args:
-        studies: their keys.
-        reason: for people.
         uncommitted: epochs of leases that are not in the ledger yet: their grants are not sent.
         unsent_yields: epochs of leases whose yields will not be sent.
     """

@@ -65,8 +65,7 @@ class LiveTrial:
         alone: it outgrew its memory beside others, and gets its device to itself.
         waits_for_memory: it found no room although none could go: it waits until a trial has gone.
         losses: processes it has lost since its last new unit.
-        lost_at: when it lost the last of them, None before the first.
-        lost_pid: that process.
+        lost_at, lost_pid: when it lost the last of them, and which; None before the first.
         hung: that process was killed because it hung.
         furthest: the most units it has reported, also where it has begun again since.
         silence: the longest time between two signs of life while it trained, None at first.

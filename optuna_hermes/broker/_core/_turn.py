@@ -14,13 +14,7 @@ from optuna_hermes.ledger._records import EventRecord, LeaseRecord, TrialRecord
 
 @dataclass(kw_only=True)
 class Turn:
-    """Handling of one event.
-
-    Args:
-        state: what the broker knows.
-        now: seconds of its clock.
-        commands: its answer until now, in order.
-    """
+    """Handling of one event at a time of the broker's clock; ``commands`` are its answer so far."""
 
     state: BrokerState
     now: float

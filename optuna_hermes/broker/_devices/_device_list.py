@@ -97,9 +97,7 @@ class ListedDevices:
     read is broken until it can.
 
     Args:
-        devices: what ``read_list`` returned, or a part of it.
-        variable: as in ``DeviceList``.
-        host: the host's name.
+        devices, variable: as in ``DeviceList``, or a part of them.
     """
 
     def __init__(

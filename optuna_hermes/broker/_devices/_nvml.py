@@ -33,7 +33,6 @@ class NvmlDevices:
 
     Args:
         uuids: ``GPU-...`` or ``MIG-...``.
-        host: the host's name.
         named: whether the user has named them.
 
     Raises:

@@ -27,7 +27,6 @@ class WriterTerms:
     """Name and limits with which a broker writes.
 
     Args:
-        host: its host's name.
         instance: itself, as other hosts know it.
         limits: the bounds of ``LimitTrials`` in force, by the keys of their studies.
     """

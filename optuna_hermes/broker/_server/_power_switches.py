@@ -56,8 +56,6 @@ class PowerSwitches:
 
     Args:
         directory: where the devices to wake are saved for the next broker.
-        state: which devices are without power.
-        power: the commands.
         switched: called when one has ended, before a device is used that it has woken.
     """
 

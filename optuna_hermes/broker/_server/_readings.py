@@ -35,8 +35,7 @@ class Readings:
     """Reads the devices of a broker whenever it is asked; calls belong to one event loop.
 
     Args:
-        source: the devices; only this object polls it.
-        first: what its first poll has returned.
+        source: only this object polls it, but for the ``first`` time.
     """
 
     def __init__(self, source: DeviceSource, first: Poll) -> None:

@@ -95,8 +95,6 @@ class Server:
     Args:
         directory: the runtime directory, whose lock this process holds.
         devices: the specification it was started with.
-        source: the devices.
-        host: this host's name.
         idle_seconds: end after this long without a client; None never ends.
         metrics: where figures for Prometheus are served, as ``ADDRESS:PORT``; None for nowhere.
         power: the commands that power devices down and up, None if there are none.
