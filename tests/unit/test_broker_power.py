@@ -181,7 +181,7 @@ def test_the_next_broker_wakes_what_was_down() -> None:
     """A device that an earlier broker powered down is given to nobody before it was woken."""
     devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
     handler = EventHandler(BrokerState(host="h"), devices, powers=True)
-    handler.expect_off(("cpu:1", "cpu:9"))
+    handler.state.expect_off(("cpu:1", "cpu:9"))
     assert handler.state.unpowered == ["cpu:1"]
     broker = FakeBroker(devices=devices, powers=True)
     broker.handler = handler

@@ -19,18 +19,13 @@ from optuna_hermes.policies import make_policy
 KEPT_CHECKPOINTS = 2
 """Newest checkpoints of a trial that are kept; the older is for when the newest cannot be read."""
 
-
+_OF_OWN_STUDY = (wire.KeepWorkers, wire.Drain, wire.GiveUp, wire.WatchStudy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Ready: ("worker",),
     # A worker comes back to a new broker with a trial that has not begun.
     wire.Register: ("plain", "worker"),
     wire.Reattach: ("worker", "plain"),
-    wire.OpenStudy: ("driver",),
-    wire.Describe: ("driver",),
-    wire.KeepWorkers: ("driver",),
-    wire.Drain: ("driver",),
-    wire.GiveUp: ("driver",),
-    wire.WatchStudy: ("driver",),
+    **dict.fromkeys((wire.OpenStudy, wire.Describe, *_OF_OWN_STUDY), ("driver",)),
     **dict.fromkeys(get_args(wire.UserCommand), ("viewer",)),
 }
 
@@ -42,7 +37,7 @@ def misplaced(client: Client, message: wire.FromClient) -> str | None:
         return None
     if client.role not in roles:
         return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
-    if isinstance(message, (wire.KeepWorkers, wire.Drain, wire.GiveUp, wire.WatchStudy)):
+    if isinstance(message, _OF_OWN_STUDY):
         own = client.study == message.study
         return None if own else f"A driver says {name} of its own study only: open it first."
     again = isinstance(message, wire.OpenStudy) and client.study == message.study.key

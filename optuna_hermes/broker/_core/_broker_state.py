@@ -6,7 +6,7 @@ Plain mutable records without a clock; the event handler and the modules that it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -229,6 +229,11 @@ class BrokerState:
         """Devices that are powered down, or on their way there or back."""
         return [id_ for id_, slot in self.slots.items() if slot.power != "on"]
 
+    def expect_off(self, devices: Collection[str]) -> None:
+        """Take these devices for powered down: the broker before this one left them so."""
+        for id_ in self.slots.keys() & devices:
+            self.slots[id_].power, self.slots[id_].unwanted = "off", True
+
     def holds(self, connection: int) -> bool:
         """True if a client has a device, or a trial in its memory."""
         leased = any(lease.connection == connection for lease in self.leases())
@@ -319,10 +324,8 @@ class BrokerState:
 
     def lease(self, epoch: int) -> Lease | None:
         """The lease of this epoch; None if it is over."""
-        for slot in self.slots.values():
-            if slot.lease and slot.lease.epoch == epoch:
-                return slot.lease
-        return None
+        leases = (slot.lease for slot in self.slots.values())
+        return next((each for each in leases if each and each.epoch == epoch), None)
 
     def trial_of(self, right: Lease | Reservation | None) -> LiveTrial | None:
         """The trial of a lease or reservation; None without one, or before a new trial begins."""

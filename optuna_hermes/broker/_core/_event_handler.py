@@ -6,7 +6,7 @@ clock; what goes into the ledger is turned into wall clock seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -96,11 +96,6 @@ class EventHandler:
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
-
-    def expect_off(self, devices: Collection[str]) -> None:
-        """Take these devices for powered down: the broker before this one left them so."""
-        if self._power is not None:
-            self._power.expect_off(devices)
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Handle an event and return the commands, in order."""
@@ -379,7 +374,9 @@ class EventHandler:
             record_heartbeat(lease, trial, turn.now)
             blocked = message.blocked_seconds * len(lease.devices)
             self.state.studies[trial.study].add_overhead("saving", blocked)
-        progress.saved(turn, connection, trial, message)
+        progress.keep(turn, trial, message.checkpoint)
+        turn.save(trial)
+        turn.send(connection, wire.CheckpointAck(path=message.checkpoint.path))
 
     def _ended(self, turn: Turn, connection: int, message: wire.Ended) -> None:
         """End a trial, which may be parked: it could not be moved, or was interrupted."""

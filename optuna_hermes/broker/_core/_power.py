@@ -6,7 +6,6 @@ The power of a device is in one of four states: ``on``, ``going`` (its power-dow
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
@@ -23,13 +22,6 @@ class Power:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
-
-    def expect_off(self, devices: Collection[str]) -> None:
-        """Note devices that the broker before this one has powered down, or was about to."""
-        for id_ in devices:
-            if id_ in self._state.slots:
-                self._state.slots[id_].power = "off"
-                self._state.slots[id_].unwanted = True
 
     def wanted(self, study: Study) -> int:
         """Number of this host's devices that a study could use, with processes that come."""

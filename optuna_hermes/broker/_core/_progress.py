@@ -158,14 +158,6 @@ def sizes_reported(turn: Turn, trial: LiveTrial, sizes: BatchSizes) -> None:
     trial.take_sizes(sizes)
 
 
-def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) -> None:
-    """Add a checkpoint; it is acknowledged once the ledger has it."""
-    keep(turn, trial, message.checkpoint)
-    turn.save(trial)
-    kept = wire.CheckpointAck(path=message.checkpoint.path)
-    turn.send(connection, kept)
-
-
 def keep(turn: Turn, trial: LiveTrial, checkpoint: Checkpoint) -> None:
     """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces.
 

@@ -151,7 +151,7 @@ class Server:
             # Only with a policy that powers devices down, or after a broker that had one.
             from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
 
-            self._handler.expect_off(left_unpowered(directory, power))
+            state.expect_off(left_unpowered(directory, power))
             if power is not None:
                 self._switches = PowerSwitches(directory, state, power, self._switched)
         self._chores: set[asyncio.Task[None]] = set()
@@ -405,11 +405,9 @@ class Server:
             proofs = proofs_of(news.items)
             self._succession.written(proofs)
             self._outbox.release(proofs)
-        elif isinstance(news, events.ClaimConflict):
-            self._outbox.drop({*news.epochs, *news.paths})
-            self._apply(news)
-        elif isinstance(news, events.WritesFailed):
-            log.error("the ledger refused: %s", news.reason)
+        elif isinstance(news, (events.ClaimConflict, events.WritesFailed)):
+            if isinstance(news, events.WritesFailed):
+                log.error("the ledger refused: %s", news.reason)
             self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
         elif isinstance(news, events.OutageBegan):
