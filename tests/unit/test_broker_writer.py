@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker._core._events import ClaimConflict, EndLease, SaveMemory, WritesFailed
-from optuna_hermes.broker._server._writer import (
-    Unreachable,
-    WriteOutcome,
-    Writer,
-    Written,
+from optuna_hermes.broker._core._events import (
+    ClaimConflict,
+    EndLease,
+    OutageBegan,
+    SaveMemory,
+    WritesFailed,
 )
+from optuna_hermes.broker._server._writer import WriteOutcome, Writer, Written
 from optuna_hermes.errors import LedgerError, LedgerOutageError
 from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, ReportRecord
 from optuna_hermes.model import Checkpoint
@@ -152,8 +153,8 @@ def test_a_database_that_is_away_gets_everything_later(bench: Bench) -> None:
         bench.ledger.before.put(LedgerOutageError("no route to host"))
     bench.writer.write("s", [report(1), lease(1)])
     bench.writer.write("s", [report(2)])
-    assert bench.wait_for(Unreachable).reason == "no route to host"
-    bench.wait_for(Unreachable)
+    assert bench.wait_for(OutageBegan).reason == "no route to host"
+    bench.wait_for(OutageBegan)
     bench.wait_for(Written)
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 2
     assert bench.ledger.inner.last_epoch() == 1
@@ -166,7 +167,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(bench: Bench, record: An
     """The connection breaks after the commit: the batch is looked for, and is there."""
     bench.ledger.after.put(LedgerOutageError("connection reset"))
     bench.writer.write("s", [record])
-    bench.wait_for(Unreachable)
+    bench.wait_for(OutageBegan)
     assert bench.wait_for(Written).items == (record,)
     assert bench.flushed(lambda ledger: ledger.last_epoch()) in (0, 1)
     assert bench.ledger.transactions == 1
@@ -176,7 +177,7 @@ def test_what_came_after_a_doubtful_commit_is_written(bench: Bench) -> None:
     """Only what was in the transaction counts as written by it."""
     bench.ledger.after.put(LedgerOutageError("connection reset"))
     bench.writer.write("s", [lease(1)])
-    bench.wait_for(Unreachable)
+    bench.wait_for(OutageBegan)
     bench.writer.write("s", [lease(2)])
     assert bench.flushed(lambda ledger: ledger.last_epoch()) == 2
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [1, 2]
@@ -284,8 +285,8 @@ def test_an_error_in_looking_for_a_doubtful_commit_ends_no_writer(
     bench.ledger.load_leases = load_leases  # type: ignore[attr-defined]
     bench.ledger.after.put(LedgerOutageError("the connection broke"))
     bench.writer.write("s", [lease(1)])
-    assert bench.wait_for(Unreachable).reason == "the connection broke"
-    assert str(error) in bench.wait_for(Unreachable).reason
+    assert bench.wait_for(OutageBegan).reason == "the connection broke"
+    assert str(error) in bench.wait_for(OutageBegan).reason
     assert bench.flushed(lambda ledger: ledger.last_epoch()) == 1
     assert bench.ledger.transactions == 1
 
@@ -307,7 +308,7 @@ def test_close_counts_what_is_lost() -> None:
     told: queue.SimpleQueue[WriteOutcome] = queue.SimpleQueue()
     writer = Writer("any", told.put, opener=opener)
     writer.write("s", [report(1), report(2)])
-    assert isinstance(told.get(timeout=DEADLINE), Unreachable)
+    assert isinstance(told.get(timeout=DEADLINE), OutageBegan)
     assert writer.close(0.05) == 2
 
 

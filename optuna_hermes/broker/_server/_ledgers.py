@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,6 @@ from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._server._apply_writes import WriterTerms
 from optuna_hermes.broker._server._writer import (
     LONGEST_PAUSE_SECONDS,
-    Unreachable,
     WriteOutcome,
     Writer,
     Written,
@@ -51,10 +51,7 @@ _CAN_WAIT = (ReportRecord, EventRecord, events.SaveMemory)
 
 T = TypeVar("T")
 
-
-LedgerOutcome = (
-    Written | events.WritesFailed | events.OutageBegan | events.OutageEnded | events.ClaimConflict
-)
+LedgerOutcome = WriteOutcome | events.OutageEnded
 
 
 class Ledgers:
@@ -159,7 +156,7 @@ class Ledgers:
         for url, writer in self._by_url.items():
             stuck = writer.stuck_since
             if stuck is not None and now - stuck > SLOW_SECONDS:
-                self._on_outcome(url, Unreachable(reason=_SILENT))
+                self._on_outcome(url, events.OutageBegan(reason=_SILENT))
             if now - self._retried_at > LONGEST_PAUSE_SECONDS:
                 writer.retry()
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:
@@ -235,10 +232,10 @@ class Ledgers:
     # -- outcomes of writes --------------------------------------------------------------------
 
     def _on_outcome(self, url: str, outcome: WriteOutcome) -> None:
-        if isinstance(outcome, Unreachable):
+        if isinstance(outcome, events.OutageBegan):
             if url not in self._in_outage:
                 self._in_outage.add(url)
-                self._notify(events.OutageBegan(studies=self._studies(url), reason=outcome.reason))
+                self._notify(replace(outcome, studies=self._studies(url)))
             return
         if isinstance(outcome, Written) and outcome.items and self._observe_seconds is not None:
             self._observe_seconds(outcome.seconds)

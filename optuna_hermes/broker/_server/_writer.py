@@ -14,6 +14,7 @@ from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import (
     ClaimConflict,
     EndLease,
+    OutageBegan,
     SaveMemory,
     Write,
     WritesFailed,
@@ -66,14 +67,8 @@ class Written:
     seconds: float = field(default=0.0, compare=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unreachable:
-    """The database is away; records are kept and tried again."""
-
-    reason: str
-
-
-WriteOutcome = Written | WritesFailed | Unreachable | ClaimConflict
+WriteOutcome = Written | WritesFailed | OutageBegan | ClaimConflict
+"""With ``OutageBegan``, whose studies are not known here, records are kept and tried again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +195,7 @@ class Writer:
                 # Not of outages alone: without this thread nothing would be written any more, and
                 # who asks would wait for ever.
                 reason = str(error) if isinstance(error, LedgerError) else repr(error)
-            self._tell(Unreachable(reason=reason))
+            self._tell(OutageBegan(reason=reason))
             # A broker that ends has little time: it is tried often.
             if self._ending.wait(pause):
                 self._given_up.wait(FIRST_PAUSE_SECONDS)
