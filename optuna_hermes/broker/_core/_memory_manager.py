@@ -107,7 +107,7 @@ class MemoryManager:
             return True
         if any(each.requested_tier == "resident" for each in self._state.parked_on(slot)):
             return False  # its memory is on its way in
-        room = self._has_room(slot, study, trial)
+        room = fits(self.free_bytes(slot), self._missing(slot, study, trial))
         sure = slot.device.memory_free_bytes is not None or not self._state.leaving(slot)
         enough = self._is_alone(slot, study, trial) if alone else room and sure
         if enough and room is not False:
@@ -136,7 +136,8 @@ class MemoryManager:
             return False
         if self.is_exclusive(slot) or trial.devices != (slot.device.id,):
             return False
-        return bool(self._has_room(slot, self._state.studies[trial.study], trial))
+        missing = self._missing(slot, self._state.studies[trial.study], trial)
+        return bool(fits(self.free_bytes(slot), missing))
 
     def move(self, turn: Turn, trial: LiveTrial, tier: TierName) -> None:
         """Ask a parked trial, which has no open request, to go to another tier."""
@@ -301,11 +302,6 @@ class MemoryManager:
         return bool(self._state.leaving(slot)) or _less(free, missing)
 
     # -- bytes ---------------------------------------------------------------------------------
-
-    def _has_room(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool | None:
-        if slot.device.kind == "cpu":
-            return None
-        return fits(self.free_bytes(slot), self._missing(slot, study, trial))
 
     def _missing(self, slot: Slot, study: Study, trial: LiveTrial | None) -> int | None:
         """Bytes that the next trial needs beside what it and its process have on the device."""

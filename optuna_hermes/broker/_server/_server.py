@@ -279,14 +279,12 @@ class Server:
         self._apply(events.Received(connection=connection, message=message))
 
     async def _left(self, connection: int, pid: int) -> None:
+        """Report all clients that leave at this moment together: they may have been one process."""
         self._outbox.forget(connection)
         # When this broker ends, clients that have a device go on with the next one.
-        if connection in self._handler.state.clients and not self._stop.is_set():
-            self._hung_up[pid] = time.monotonic()
-            await self._leave(connection)
-
-    async def _leave(self, connection: int) -> None:
-        """Report all clients that leave at this moment together: they may have been one process."""
+        if connection not in self._handler.state.clients or self._stop.is_set():
+            return
+        self._hung_up[pid] = time.monotonic()
         self._leaving.append(connection)
         if len(self._leaving) > 1:
             return  # the first call reports all
@@ -477,9 +475,11 @@ class Server:
             await self._see()
             if self._ledgers.pending:
                 self._last_busy = time.monotonic()
-            quiet = time.monotonic() - self._last_busy
-            if self._handler.idle and self._idle_seconds is not None and quiet > self._idle_limit():
-                self._stop.set()
+            if self._idle_seconds is not None and self._handler.idle:
+                # The process that started this one may be slow to connect.
+                least = 0.0 if self._sockets.used else HELLO_SECONDS
+                if time.monotonic() - self._last_busy > max(self._idle_seconds, least):
+                    self._stop.set()
 
     async def _keep_files(self, lock: RuntimeLock) -> None:
         """Keep the runtime directory: a logout, or a cleaner of old files, may remove it."""
@@ -508,11 +508,6 @@ class Server:
             if self._switches is not None:
                 self._switches.save()
             log.warning("%s was removed, and is there again", self._directory)
-
-    def _idle_limit(self) -> float:
-        """Idle time before the end; the process that started this one may be slow to connect."""
-        assert self._idle_seconds is not None
-        return max(self._idle_seconds, 0.0 if self._sockets.used else HELLO_SECONDS)
 
     async def _read_gpus(self) -> None:
         """Read the GPUs, so that the next decision is made with the memory that is free now."""
