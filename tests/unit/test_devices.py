@@ -8,7 +8,6 @@ import pytest
 from optuna_hermes.broker._devices._health import LOST_SECONDS, Health
 from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.broker._devices._source import (
-    CpuSlots,
     Devices,
     DeviceSlot,
     DeviceSource,
@@ -166,7 +165,7 @@ def test_a_fault_of_a_device_lasts_until_it_was_reset() -> None:
 
 def test_fake_devices_do_what_the_test_says() -> None:
     """The twin for tests is a source, changes on demand and remembers what it was asked."""
-    fake = FakeDevices(CpuSlots(2).poll().devices)
+    fake = FakeDevices(Devices(parse_devices("cpu:2")).poll().devices)
     source: DeviceSource = fake
     before = source.poll(own_pids=[7]).devices
     fake.change("cpu:1", free=False)

@@ -48,8 +48,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def newest_first(self) -> list[Checkpoint]:
         """The checkpoints, newest first; files are numbered in their order."""
-        order = [(each.units, Path(each.path).name, each) for each in self.checkpoints]
-        return [each for *_, each in sorted(order, key=lambda row: row[:2], reverse=True)]
+        return sorted(self.checkpoints, key=lambda x: (x.units, Path(x.path).name), reverse=True)
 
 
 def change(folder: Path, **parts: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from optuna_hermes.broker._devices._xid import Xid
@@ -15,20 +14,13 @@ _ANY_INSTANCE = 0xFFFFFFFF
 _AT_ONCE = 1000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """The GPU of a device, and its instance there: None for the whole."""
-
-    gpu: int | None
-    instance: int | None
-
-
 class Listener:
     """Listener for the XIDs of some devices; there are none where the driver reports none."""
 
     def __init__(self, nvml: Any, uuids: Sequence[str]) -> None:
         self._nvml = nvml
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, tuple[int | None, int | None]] = {}
+        """The GPU of each device, and its instance there: None for the whole."""
         self._set: Any = None
         with suppress(nvml.NVMLError):
             self._set = nvml.nvmlEventSetCreate()
@@ -60,14 +52,12 @@ class Listener:
             instance = int(nvml.nvmlDeviceGetGpuInstanceId(gpu))
             gpu = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu)
         nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._set)
-        self._parts[uuid] = _Part(gpu=_address(gpu), instance=instance)
+        self._parts[uuid] = _address(gpu), instance
 
     def _xids(self, event: Any) -> Iterator[Xid]:
-        gpu, instance = _address(event.device), event.gpuInstanceId
-        for uuid, part in self._parts.items():
-            if part.gpu == gpu and (
-                part.instance is None or instance in (part.instance, _ANY_INSTANCE)
-            ):
+        for uuid, (gpu, instance) in self._parts.items():
+            here = instance is None or event.gpuInstanceId in (instance, _ANY_INSTANCE)
+            if here and gpu == _address(event.device):
                 yield Xid(device=uuid, code=int(event.eventData))
 
 

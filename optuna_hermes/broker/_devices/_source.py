@@ -114,22 +114,6 @@ def absolute(spec: str) -> str:
     return ",".join(os.path.abspath(part) if part.endswith(_LIST) else part for part in parts)
 
 
-class CpuSlots:
-    """CPU slots: always healthy, and never a stranger's."""
-
-    def __init__(self, n_slots: int, host: str = "localhost") -> None:
-        self._devices = tuple(
-            Device(id=f"cpu:{index}", host=host, kind="cpu", free=True) for index in range(n_slots)
-        )
-
-    def poll(self, own_pids: Collection[int] = ()) -> Poll:
-        """See ``DeviceSource``."""
-        return Poll(self._devices)
-
-    def close(self) -> None:
-        """Nothing: there is no driver."""
-
-
 class Devices:
     """All devices of a specification, CPU slots and GPUs, in its order.
 
@@ -145,31 +129,34 @@ class Devices:
         self, slots: Sequence[DeviceSlot], host: str = "localhost", *, named: bool = True
     ) -> None:
         gpus = [slot.id for slot in slots if slot.kind == "gpu"]
-        n_cpu = sum(slot.kind == "cpu" for slot in slots)
-        by_kind: dict[str, DeviceSource] = {"cpu": CpuSlots(n_cpu, host)}
+        lists = dict.fromkeys(slot.listed_by for slot in slots if slot.listed_by)
+        # CPU slots are always healthy, and never a stranger's: there is no driver to ask.
+        self._cpus = tuple(
+            Device(id=slot.id, host=host, kind="cpu", free=True)
+            for slot in slots
+            if slot.kind == "cpu"
+        )
+        self._sources: list[DeviceSource] = []
         if gpus:
-            from optuna_hermes.broker._devices._nvml import NvmlDevices  # CPU slots have no driver
+            from optuna_hermes.broker._devices._nvml import NvmlDevices
 
-            by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
-        self._sources = {slot.id: by_kind[slot.kind] for slot in slots if slot.kind != "listed"}
-        for found in dict.fromkeys(slot.listed_by for slot in slots if slot.listed_by):
+            self._sources.append(NvmlDevices(gpus, host, named=named))
+        for found in lists:
             from optuna_hermes.broker._devices._device_list import ListedDevices
 
-            source = ListedDevices(found.devices, found.variable, host)
-            self._sources |= dict.fromkeys((each.id for each in found.devices), source)
+            self._sources.append(ListedDevices(found.devices, found.variable, host))
         self._order = [slot.id for slot in slots]
 
     def poll(self, own_pids: Collection[int] = ()) -> Poll:
         """See ``DeviceSource``."""
-        # One source serves several devices, and is polled once.
-        polled = [source.poll(own_pids) for source in set(self._sources.values())]
+        polled = [Poll(self._cpus), *(source.poll(own_pids) for source in self._sources)]
         devices = {device.id: device for each in polled for device in each.devices}
         xids = tuple(xid for each in polled for xid in each.xids)
         return Poll(tuple(devices[id_] for id_ in self._order), xids)
 
     def close(self) -> None:
         """See ``DeviceSource``."""
-        for source in set(self._sources.values()):
+        for source in self._sources:
             source.close()
 
 

@@ -66,8 +66,6 @@ from optuna_hermes.broker._protocol._status import TrialLoss as TrialLoss
 from optuna_hermes.broker._protocol._status import TrialRow as TrialRow
 from optuna_hermes.broker._protocol._status import WorkerCounts as WorkerCounts
 from optuna_hermes.broker._protocol._values import Ending as Ending
-from optuna_hermes.broker._protocol._values import Key as Key
-from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
