@@ -23,13 +23,11 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
         return
     study = turn.state.studies[lease.study]
     is_new = message.number not in study.trials
-    trial = admit_trial(study, message.number, message.trial_id, turn.now)
-    describe_listed(study, trial)
     # A worker that found a trial itself begins anew; a driver may have adopted it meanwhile.
-    found = lease.number is None and not lease.adopted
-    if is_taken(study, trial, lease.connection, found=found):
+    anew = lease.number is None and not lease.adopted
+    trial = admit_begun(turn, study, lease.connection, message, anew=anew)
+    if trial is None:
         lease.refused = True
-        send_away(turn, lease.connection, trial)
         return
     turn.claim(trial)
     trial.start(lease, turn.state.host)
@@ -43,29 +41,29 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
     turn.save(trial)
 
 
-def describe_listed(study: Study, trial: LiveTrial) -> None:
-    """Give a trial that is not listed any more the parameters that its driver has told."""
+def admit_begun(
+    turn: Turn, study: Study, connection: int, message: wire.Begin, *, anew: bool
+) -> LiveTrial | None:
+    """Admit the trial that a worker begins; one that is not for that worker has it killed.
+
+    A trial that may go on, elsewhere or from a checkpoint, is not begun ``anew``.
+
+    Returns:
+        The trial, None if it is not for the worker.
+    """
+    trial = admit_trial(study, message.number, message.trial_id, turn.now)
     listed = study.listed.pop(trial.number, None)
     if listed is not None and not trial.params:
         trial.params = dict(listed.params)
-
-
-def is_taken(study: Study, trial: LiveTrial, connection: int, *, found: bool) -> bool:
-    """True if a trial is not for the worker that begins it, as a new one if it ``found`` it."""
-    if not trial.live or trial.connection not in (None, connection) or study.is_elsewhere(trial):
-        return True
-    return found and (trial.recovering or bool(trial.checkpoints))
-
-
-def send_away(turn: Turn, connection: int, trial: LiveTrial) -> None:
-    """Kill the worker that begins a trial which is not for it."""
+    free = trial.connection in (None, connection) and not study.is_elsewhere(trial)
+    if trial.live and free and not (anew and (trial.recovering or trial.checkpoints)):
+        return trial
     # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
-    pid = turn.state.clients[connection].pid
-    reason = f"another process has trial {trial.number}"
-    if not trial.live:
-        reason = f"trial {trial.number} is over"
+    why = "another process has trial {}" if trial.live else "trial {} is over"
+    pid, reason = turn.state.clients[connection].pid, why.format(trial.number)
     turn.kill(connection, pid, reason)
     _event_log.killed(turn, trial, pid, reason)
+    return None
 
 
 def training(

@@ -14,7 +14,6 @@ from statistics import median
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core._admission import admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
@@ -64,11 +63,9 @@ def created(turn: Turn, connection: int, message: wire.Begin) -> None:
                 progress.begin(turn, lease, message)
         return
     is_new = message.number not in study.trials
-    trial = admit_trial(study, message.number, message.trial_id, turn.now)
-    progress.describe_listed(study, trial)
-    if progress.is_taken(study, trial, connection, found=True):
+    trial = progress.admit_begun(turn, study, connection, message, anew=True)
+    if trial is None:
         client.creation_names = ()
-        progress.send_away(turn, connection, trial)
         return
     client.creation_names = None
     if not client.dismissed:
