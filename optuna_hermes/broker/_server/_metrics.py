@@ -121,9 +121,6 @@ class _Collector:
         self._look = look
         self._loop = loop
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         async def look() -> Seen:
             return self._look()
