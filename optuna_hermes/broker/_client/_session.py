@@ -166,11 +166,7 @@ class TrialSession:
         """
         begin = time.monotonic()
         while True:
-            try:
-                message = self._inbox.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                self.on_wait(time.monotonic() - begin)
-                continue
+            message = self._next(None, begin)
             if message is None:
                 raise BrokerError(self._refused or _NO_BROKER)
             if isinstance(message, wire.Refused):
