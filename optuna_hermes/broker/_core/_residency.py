@@ -17,7 +17,7 @@ from optuna_hermes.model import TierName
 def make_room(
     short_bytes: float,
     trials: Sequence[LiveTrial],
-    host_room_bytes: int,
+    host_room_bytes: float,
     process_bytes: Callable[[LiveTrial], int | None],
     *,
     spare_bytes: float = 0.0,
@@ -43,9 +43,9 @@ def make_room(
             break
         if trial.tier == "host":
             continue
-        if _has_room(trial, host_room_bytes):
+        if _wants(trial) <= host_room_bytes:
             tiers[trial.key] = "host"
-            host_room_bytes -= _wants(trial) or 0
+            host_room_bytes -= _wants(trial)
         elif later := _make_way(trial, trials[:place], host_room_bytes):
             tiers.update(later)
             return tiers  # the rest is decided when they have gone
@@ -78,7 +78,7 @@ def _end_processes(
     return further
 
 
-def clear(trials: Iterable[LiveTrial], host_room_bytes: int) -> dict[TrialKey, TierName]:
+def clear(trials: Iterable[LiveTrial], host_room_bytes: float) -> dict[TrialKey, TierName]:
     """Moves by which a trial gets its device to itself: to disk, process and all, if possible.
 
     What is left of the host budget is for those that cannot be stored.
@@ -87,34 +87,26 @@ def clear(trials: Iterable[LiveTrial], host_room_bytes: int) -> dict[TrialKey, T
     for trial in trials:
         if trial.can_store:
             tiers[trial.key] = "disk"
-        elif _has_room(trial, host_room_bytes):
+        elif _wants(trial) <= host_room_bytes:
             tiers[trial.key] = "host"
-            host_room_bytes -= _wants(trial) or 0
+            host_room_bytes -= _wants(trial)
     return tiers
 
 
-def _has_room(trial: LiveTrial, host_room_bytes: int) -> bool:
-    wants = _wants(trial)
-    return wants is not None and wants <= host_room_bytes
-
-
-def _wants(trial: LiveTrial) -> int | None:
-    """Further host memory by which a trial could wait there; None if unknown, or if it cannot."""
+def _wants(trial: LiveTrial) -> float:
+    """Further host memory for a trial to wait there; infinite if it is unknown, or if it cannot."""
     # One on several devices stays there, or goes to disk.
     offloads = trial.can_offload and trial.tier != "host" and len(trial.devices) < 2
     if not offloads or trial.takes_bytes is None:
-        return None
+        return math.inf
     return max(0, trial.takes_bytes - trial.host_bytes)
 
 
 def _make_way(
-    trial: LiveTrial, later: Sequence[LiveTrial], host_room_bytes: int
+    trial: LiveTrial, later: Sequence[LiveTrial], host_room_bytes: float
 ) -> dict[TrialKey, TierName]:
     """Trials that leave host memory for ``trial``; none if that would not suffice."""
-    wants = _wants(trial)
-    if wants is None:
-        return {}
-    missing = wants - host_room_bytes
+    missing = _wants(trial) - host_room_bytes
     tiers: dict[TrialKey, TierName] = {}
     for each in later:
         if each.tier == "host" and each.can_store:
