@@ -6,6 +6,7 @@ clock; what goes into the ledger is turned into wall clock seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -197,9 +198,8 @@ class EventHandler:
                 times.append(slot.settles_at)
         for lease in self.state.leases():
             if not lease.yielding and lease.deadline > now and not lease.uncommitted:
-                due = self._scheduler.look_ahead_at(lease)
-                times.append(lease.deadline if due is None else due)
-        return min(times, default=None)
+                times.append(min(lease.deadline, self._scheduler.look_ahead_at(lease)))
+        return min(filter(math.isfinite, times), default=None)
 
     def _restart_timeouts(self, now: float) -> None:
         """Begin silences anew after the broker was stopped: its clients were not silent."""

@@ -72,7 +72,7 @@ def wakeups(state: BrokerState) -> Iterator[float]:
     """Times at which trials are tried, or new ones opened, again."""
     for study in state.studies.values():
         if not study.draining:
-            yield from (at for at in study.retry_at.values() if at < math.inf)
+            yield from study.retry_at.values()
             if study.opens_again_at:
                 yield study.opens_again_at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -497,18 +498,17 @@ class Scheduler:
 
     # -- looking ahead -------------------------------------------------------------------------
 
-    def look_ahead_at(self, lease: Lease) -> float | None:
+    def look_ahead_at(self, lease: Lease) -> float:
         """Time to look ahead: as long before the slice's end as bringing a trial back takes."""
-        if lease.prefetched or lease.yielding or lease.number is None:
-            return None
         study = self._state.studies[lease.study]
-        if study.outage_since is not None:
-            return None
+        waits = study.outage_since is not None
+        if waits or lease.prefetched or lease.yielding or lease.number is None:
+            return math.inf
         # The tier of the next trial is not known yet: the slower way back counts.
         cost = max(study.cost("host"), study.cost("disk"))
         lead = min(cost, (lease.deadline - lease.slice_started) / 2)
         if lead <= 0 or not any(trial.tier in ("host", "disk") for trial in study.trials.values()):
-            return None
+            return math.inf
         return lease.deadline - lead
 
     def look_ahead(self, turn: Turn) -> None:
@@ -516,8 +516,7 @@ class Scheduler:
         if self._state.in_recovery:
             return
         for lease in self._state.leases():
-            due = self.look_ahead_at(lease)
-            if due is not None and due <= turn.now < lease.deadline:
+            if self.look_ahead_at(lease) <= turn.now < lease.deadline:
                 lease.prefetched = True
                 slots = self._state.slots_of(lease)
                 self._prefetch(turn, self._state.studies[lease.study], slots)

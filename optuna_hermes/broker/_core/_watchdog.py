@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from optuna_hermes.broker._core import _event_log
@@ -75,10 +76,7 @@ class Watchdog:
                 client.stopped_since = since if stopped else None
 
     def wakeups(self) -> Iterator[float]:
-        for lease in self._state.leases():
-            due = self._due(lease)
-            if due is not None:
-                yield due
+        yield from map(self._due, self._state.leases())
         for trial in self._asked():
             yield self._idle_from(trial.connection, trial.requested_at) + self._hang_seconds(
                 trial.study
@@ -104,8 +102,7 @@ class Watchdog:
         not asked again where it is parked.
         """
         for lease in self._state.leases():
-            due = self._due(lease)
-            if due is not None and turn.now >= due:
+            if turn.now >= self._due(lease):
                 lease.last_progress = turn.now
                 self._kill(turn, lease.connection, self._state.trial_of(lease))
         for trial in self._asked():
@@ -156,11 +153,11 @@ class Watchdog:
         client = self._state.client_of(connection)
         return silent_from if client is None else max(silent_from, client.worked_at)
 
-    def _due(self, lease: Lease) -> float | None:
-        """Time at which a lease's holder has been silent for too long; None if it may go on."""
+    def _due(self, lease: Lease) -> float:
+        """Time at which a lease's holder has been silent for too long; infinite if it may go on."""
         client = self._state.clients.get(lease.connection)
         if lease.uncommitted or client is None:
-            return None
+            return math.inf
         trial = self._state.trial_of(lease)
         usual = (trial.silence if trial else None) or 0.0
         patience = max(self._hang_seconds(lease.study), USUAL_SILENCES * usual)
@@ -169,7 +166,7 @@ class Watchdog:
             # No trial waits for its device: it is killed only if it was seen to be idle.
             may_hang = client.role == "worker" and client.idle_since is not None
             # It may wait for the database itself, to which it tells a value or the trial's end.
-            return idle if may_hang and not self._is_away(client) else None
+            return idle if may_hang and not self._is_away(client) else math.inf
         due = [idle]
         stopped = client.stopped_since
         if stopped is not None and stopped > lease.last_progress:
