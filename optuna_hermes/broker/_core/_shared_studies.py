@@ -168,13 +168,13 @@ class Sharing:
         trial = study.trials.get(record.number)
         if record.owner == study.broker and (trial is None or trial.owner != _ANOTHER):
             return
-        if trial is not None and _was_taken(study, trial, record):
-            self._is_anothers(turn, trial)
-        if trial is not None and (study.owns(trial) or trial.connection or trial.recovering):
-            return
-        if trial is not None and trial.row is not None and record.slices < trial.row.slices:
-            return
         if trial is not None:
+            if _was_taken(study, trial, record):
+                self._is_anothers(turn, trial)
+            if study.owns(trial) or trial.connection or trial.recovering:
+                return
+            if trial.row is not None and record.slices < trial.row.slices:
+                return
             new.params = trial.params
             new.curve = new.curve if new.curve.units else trial.curve
             new.waiting_since = turn.now if study.is_elsewhere(trial) else trial.waiting_since

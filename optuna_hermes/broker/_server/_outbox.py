@@ -74,13 +74,9 @@ class Outbox:
     def put(self, connection: int, message: FromBroker) -> None:
         """Send a message, now or as soon as it may go."""
         proof = _proof(message)
-        if proof not in self._expected:
-            proof = None
-        if proof is None and not self._is_held_up(connection):
-            self._send(connection, message)
-        else:
-            waiting = _Waiting(message=message, proof=proof)
-            self._waiting.setdefault(connection, deque()).append(waiting)
+        waiting = _Waiting(message=message, proof=proof if proof in self._expected else None)
+        self._waiting.setdefault(connection, deque()).append(waiting)
+        self._advance(connection)
 
     def release(self, written: Collection[Proof]) -> None:
         """Release the messages that wait for these proofs."""
@@ -119,9 +115,6 @@ class Outbox:
     def _proofs(self) -> Iterator[Proof | None]:
         for queue in self._waiting.values():
             yield from (each.proof for each in queue)
-
-    def _is_held_up(self, connection: int) -> bool:
-        return any(isinstance(each.message, _IN_TURN) for each in self._waiting.get(connection, ()))
 
     def _advance(self, connection: int) -> None:
         queue = self._waiting.pop(connection)
