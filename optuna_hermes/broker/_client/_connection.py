@@ -127,10 +127,9 @@ class Connection:
         return answer.status
 
     def want(self, message: wire.UserCommand) -> bool:
-        """Send an override or another policy; only for connections on which nothing else is sent.
+        """Send an override or another policy; return True if a trial has still to stop.
 
-        Returns:
-            True if a trial has still to stop.
+        Only for connections on which nothing else is sent.
 
         Raises:
             InvalidInputError: it is refused; the words say why.

@@ -97,11 +97,7 @@ def losses_shown(study: Study) -> Iterator[TrialLoss]:
 
 
 def give_up(turn: Turn, message: GiveUp) -> LiveTrial | None:
-    """Close a trial that is given up, as its driver has told Optuna.
-
-    Returns:
-        The trial, None if it was not given up, or is over.
-    """
+    """Close and return a trial that its driver gives up; None if it is not given up, or is over."""
     study = turn.state.studies[message.study]
     trial = study.trials.get(message.number)
     if trial is None or not trial.live or trial.connection is not None:

@@ -44,12 +44,9 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
 def admit_begun(
     turn: Turn, study: Study, connection: int, message: wire.Begin, *, anew: bool
 ) -> LiveTrial | None:
-    """Admit the trial that a worker begins; one that is not for that worker has it killed.
+    """Admit the trial that a worker begins; None, and the worker is killed, if it is not for it.
 
     A trial that may go on, elsewhere or from a checkpoint, is not begun ``anew``.
-
-    Returns:
-        The trial, None if it is not for the worker.
     """
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
     listed = study.listed.pop(trial.number, None)

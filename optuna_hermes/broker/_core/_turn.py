@@ -87,11 +87,7 @@ class Turn:
         self.add(trial.row)
 
     def claim(self, trial: LiveTrial) -> TrialRecord | None:
-        """Claim a trial for this broker before it is written, if it has no owner.
-
-        Returns:
-            Its row if it had to be claimed.
-        """
+        """Claim a trial without an owner before it is written; return its row if that had to be."""
         study = self.state.studies[trial.study]
         if study.broker is None or study.owns(trial) or trial.row is None:
             return None

@@ -204,11 +204,7 @@ class Ledgers:
         return waiting + sum(writer.n_promising for writer in self._by_url.values())
 
     def close(self, seconds: float) -> int:
-        """Write what waits, for so many seconds at most, and close every ledger.
-
-        Returns:
-            Records that are lost.
-        """
+        """Write for so many seconds at most, and close every ledger; return how many are lost."""
         self._hand_over(list(self._waiting))
         end = time.monotonic() + seconds
         for reader in self._readers.values():

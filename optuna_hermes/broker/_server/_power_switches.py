@@ -118,11 +118,7 @@ class PowerSwitches:
 
 
 def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> str:
-    """Run a command for a device, and log its output.
-
-    Returns:
-        The reason if it failed, in one line; else empty.
-    """
+    """Run a command for a device, and log its output; return why it failed, in one line, or ""."""
     command = [word.replace(DEVICE, device) for word in words]
     shown = shlex.join(command)
     # A file: a process that a command leaves behind may hold a pipe open.

@@ -155,11 +155,7 @@ class Writer:
         return sum(len(b.items) for b in self._batches() if b.since > late or not b.again)
 
     def close(self, seconds: float) -> int:
-        """Write what there is, for so many seconds at most, and close the ledger.
-
-        Returns:
-            Records that are lost.
-        """
+        """Write for so many seconds at most, and close the ledger; return how many are lost."""
         self.retry()
         self._ending.set()
         with self._changed:
