@@ -52,11 +52,8 @@ def run_broker(
 
     Args:
         devices: the devices to own, as ``--devices``.
-        idle_seconds: end after this long without a client; None stays.
-        metrics: where figures for Prometheus are served, as ``ADDRESS:PORT``; None for nowhere.
-        power: the commands that power devices down and up, None if there are none.
+        idle_seconds, metrics, power, background: as for ``Server``.
         ready: called once clients can connect.
-        background: it was started by a client, and is ended by none: see ``Server``.
 
     Raises:
         DeviceSpecError: there is no such device.
