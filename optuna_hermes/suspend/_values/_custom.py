@@ -51,18 +51,13 @@ from optuna_hermes.suspend._values._generators import (
     set_generator_state,
 )
 from optuna_hermes.suspend._values._objects import (
-    Region,
     RegionKey,
     UnknownClassError,
     _Reader,
     _Writer,
-    key_of_array,
+    key_of,
 )
-from optuna_hermes.suspend._values._owned import (
-    NamedTensors,
-    key_of_tensor,
-    region_of_tensor,
-)
+from optuna_hermes.suspend._values._owned import NamedTensors
 from optuna_hermes.suspend._values._stacks import CONTAINERS, LEAST, Stack, stack_or_node, unstacked
 from optuna_hermes.suspend._values._tree import NUMBERS, is_numpy_dtype, is_sparse, storable
 
@@ -288,7 +283,7 @@ class ValueWriter(_Writer):
         if self._owned is not None and self._owned.holds(new.values()):
             return None
         arrays = {key: each for key, each in new.items() if type(each) not in CONTAINERS}
-        keys = {key: _key_of(each) for key, each in arrays.items()}
+        keys = {key: key_of(each) for key, each in arrays.items()}
         found = set(keys.values())
         return keys if len(found) == len(keys) and found.isdisjoint(self._regions) else None
 
@@ -301,10 +296,6 @@ class ValueWriter(_Writer):
         number = self._number(value)
         if id(value) in keys:
             self._regions[keys[id(value)]] = number, name, value
-
-    def _region(self, value: Any) -> Region:
-        is_tensor = isinstance(value, torch.Tensor)
-        return region_of_tensor(value) if is_tensor else super()._region(value)
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         if not isinstance(value, np.ndarray | torch.Tensor):
@@ -360,7 +351,7 @@ class ValueWriter(_Writer):
             gradient = [self.node(value.grad, (*place, "grad"))] if trained else []
             number = None
             if not sparse and value.numel():
-                number = self._shared(value, key_of_tensor(value), ".".join(place))
+                number = self._shared(value, ".".join(place))
             if number is not None:
                 if not self.objects[number].is_contiguous():  # it will be, and strides will differ
                     raise CheckpointError(f"{'.'.join(place)} shares the memory of its transpose")
@@ -605,10 +596,6 @@ def _row_of(items: list[Any]) -> list[Any] | None:
     if kind is tuple:
         return ["tuple"]
     return ["named tuple", kind.__module__, kind.__qualname__] if hasattr(kind, "_fields") else None
-
-
-def _key_of(value: Any) -> RegionKey:
-    return key_of_tensor(value) if isinstance(value, torch.Tensor) else key_of_array(value)
 
 
 def _as_long(present: Any, items: Collection[Any]) -> list[Any]:

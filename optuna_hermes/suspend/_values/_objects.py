@@ -162,7 +162,11 @@ class _Writer:
         kind = type(value)
         if kind is np.ndarray and value.dtype.kind != "V":  # which has fields
             if value.dtype.kind in _NUMBERS:
-                return self._array(value, ".".join(place))
+                order = "C" if value.flags.c_contiguous else "F"
+                number = self._shared(value, ".".join(place)) if value.size else None
+                if number is not None:
+                    return ["reshaped", number, order, *value.shape]
+                return ["array", order, value]
             items = [self.node(item, place) for item in value.ravel().tolist()]
             return ["array of", value.dtype.str, list(value.shape), items]
         if kind in GENERATORS or isinstance(value, np.random.RandomState):
@@ -186,28 +190,15 @@ class _Writer:
             f"{kind.__qualname__}: leave it out, or use another one."
         )
 
-    def _array(self, value: np.ndarray[Any, Any], name: str) -> list[Any]:
-        order = "C" if value.flags.c_contiguous else "F"
-        number = None
-        if value.size:
-            number = self._shared(value, key_of_array(value), name)
-        if number is not None:
-            return ["reshaped", number, order, *value.shape]
-        return ["array", order, value]
-
-    def _shared(self, value: Any, key: RegionKey, name: str) -> int | None:
+    def _shared(self, value: Any, name: str) -> int | None:
         """Number of what has the same numbers in another shape; None if nothing has."""
         own = self._seen[id(value)], name, value
-        number, other, before = self._regions.setdefault(key, own)
+        number, other, before = self._regions.setdefault(key_of(value), own)
         if before is value:
             return None
-        if not (_is_whole(self._region(value)) and _is_whole(self._region(before))):
+        if not (_is_whole(value) and _is_whole(before)):
             raise overlap(name, other)
         return number
-
-    def _region(self, value: Any) -> Region:
-        """The region of an array, of which mostly the key is enough."""
-        return region_of_array(value)
 
     def refuse_overlaps(self) -> None:
         """Refuse arrays that overlap in memory: they would be separate once restored."""
@@ -217,7 +208,7 @@ class _Writer:
         ):
             open_ = [each for each in open_ if each[0] > begin]
             for _, other, before in open_:
-                if self._region(value).overlaps(self._region(before)):
+                if region_of(value).overlaps(region_of(before)):
                     raise overlap(name, other)
             open_.append((end, name, value))
 
@@ -322,27 +313,30 @@ class _Reader:
         return found
 
 
-def key_of_array(array: np.ndarray[Any, Any]) -> RegionKey:
-    """The key of its region, which is found at once if the array has no gaps."""
-    if not array.flags.forc:
-        return region_of_array(array).key
-    begin = array.__array_interface__["data"][0]
-    return begin, begin + array.nbytes, array.dtype.str
+def key_of(value: Any) -> RegionKey:
+    """The key of the region of an array or tensor, which is found at once if it has no gaps."""
+    is_array = isinstance(value, np.ndarray)
+    if not (value.flags.forc if is_array else value.is_contiguous()):
+        return region_of(value).key
+    begin = value.__array_interface__["data"][0] if is_array else value.data_ptr()
+    return begin, begin + value.nbytes, value.dtype.str if is_array else str(value.dtype)
 
 
-def region_of_array(array: np.ndarray[Any, Any]) -> Region:
-    return Region(
-        address=array.__array_interface__["data"][0],
-        shape=array.shape,
-        strides=array.strides,
-        itemsize=array.itemsize,
-        dtype=array.dtype.str,
-    )
+def region_of(value: Any) -> Region:
+    """The region of an array or tensor, of which mostly the key is enough."""
+    if isinstance(value, np.ndarray):
+        address, strides = value.__array_interface__["data"][0], value.strides
+        dtype = value.dtype.str
+    else:
+        address, strides = value.data_ptr(), tuple(n * value.itemsize for n in value.stride())
+        dtype = str(value.dtype)
+    shape, itemsize = tuple(value.shape), value.itemsize
+    return Region(address=address, shape=shape, strides=strides, itemsize=itemsize, dtype=dtype)
 
 
-def _is_whole(region: Region) -> bool:
-    """True for an array in the order of C or Fortran, without gaps."""
-    flags = np.asarray(region).flags
+def _is_whole(value: Any) -> bool:
+    """True for an array or tensor in the order of C or Fortran, without gaps."""
+    flags = np.asarray(region_of(value)).flags
     return flags.c_contiguous or flags.f_contiguous
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend._values._objects import Region, RegionKey, overlap
+from optuna_hermes.suspend._values._objects import Region, overlap, region_of
 from optuna_hermes.suspend._values._tree import storable, tensors_in
 
 _Place = tuple[Any, ...]
@@ -46,13 +46,13 @@ class NamedTensors:
         if near is None or not (value.size if is_array else value.numel()):
             return None
         tensor = _tensor_of_array(value, name, near[0][0]) if is_array else value
-        region = region_of_tensor(tensor)
+        region = region_of(tensor)
         rest = [is_array, tensor.requires_grad and tensor.is_leaf]
         if region in self._by_region:
             place, other = self._by_region[region]
             return ["part", list(place), list(other.shape), other is value, *rest, None]
         for place, other in near:
-            around = region_of_tensor(other)
+            around = region_of(other)
             if not region.overlaps(around):
                 continue
             begin, end = region.bounds
@@ -103,7 +103,7 @@ class NamedTensors:
     def _by_region(self) -> dict[Region, tuple[_Place, torch.Tensor]]:
         found: dict[Region, tuple[_Place, torch.Tensor]] = {}
         for place, tensor in (each for some in self._by_memory.values() for each in some):
-            found.setdefault(region_of_tensor(tensor), (place, tensor))
+            found.setdefault(region_of(tensor), (place, tensor))
         return found
 
 
@@ -127,22 +127,3 @@ def _tensor_of_array(array: np.ndarray[Any, Any], name: str, place: _Place) -> t
 
 def _said(place: _Place) -> str:
     return ".".join(map(str, place))
-
-
-def key_of_tensor(tensor: torch.Tensor) -> RegionKey:
-    """The key of its region, which is found at once if the tensor has no gaps."""
-    if not tensor.is_contiguous():
-        return region_of_tensor(tensor).key
-    begin = tensor.data_ptr()
-    return begin, begin + tensor.nbytes, str(tensor.dtype)
-
-
-def region_of_tensor(tensor: torch.Tensor) -> Region:
-    size = tensor.element_size()
-    return Region(
-        address=tensor.data_ptr(),
-        shape=tuple(tensor.shape),
-        strides=tuple(stride * size for stride in tensor.stride()),
-        itemsize=size,
-        dtype=str(tensor.dtype),
-    )
