@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from optuna_hermes import _heap
 from optuna_hermes._versions import require
 from optuna_hermes.suspend._tiers._accelerators import accelerator_of, used_accelerator
 from optuna_hermes.suspend._values._tree import sparse_parts
@@ -163,16 +163,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _known_to_python(device: torch.device) -> list[torch.Tensor]:
-    kinds = set(_with_subclasses(torch.Tensor))
-    every = gc.get_objects()  # a million of them, where no fork server has frozen what is imported
-    tensors = itertools.compress(every, map(kinds.__contains__, map(type, every)))
-    return [each for each in tensors if each.device == device]
-
-
-def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from _with_subclasses(each)
+    return [each for each in _heap.objects(torch.Tensor) if each.device == device]
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
