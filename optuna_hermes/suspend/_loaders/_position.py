@@ -18,7 +18,7 @@ from optuna_hermes.suspend._loaders._order import order_of, set_order
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler
 from optuna_hermes.suspend._loaders._streams import Known, Stream, Streams
 from optuna_hermes.suspend._loaders._workers import RandomWatch
-from optuna_hermes.suspend._loaders._wrapped import Wrapped, inner_of, replay_of
+from optuna_hermes.suspend._loaders._wrapped import inner_of, replay_of
 from optuna_hermes.suspend._values._generators import (
     GeneratorOwner,
     holders_in,
@@ -27,7 +27,7 @@ from optuna_hermes.suspend._values._generators import (
 )
 
 Batch = TypeVar("Batch")
-Keeper = ResumableSampler | Wrapped | Stream
+Keeper = ResumableSampler | Stream
 
 _ITERATORS: dict[type, tuple[str, str]] = {
     enumerate: ("enumerate()", "enumerate({})"),
@@ -84,16 +84,14 @@ class LoaderPosition:
         self.length = _length(loader)
         self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
-        if idle is not None and isinstance(source, ResumableSampler | Wrapped):
+        if idle is not None and isinstance(source, ResumableSampler):
             source.load_idle_state(idle)
         if state is None:
             self._order = order_of(made)
-        if isinstance(source, Wrapped):
-            source.begin(loader, None if state is None else state["loader"])
-        elif isinstance(source, Stream):
+        if isinstance(source, Stream):
             source.begin(None if state is None else state["loader"])
             return _begun_late(loader)
-        elif state is not None and source is not None:
+        if state is not None and source is not None:
             source.load_state_dict(state["loader"])
         self._watch(loader)
         if isinstance(source, ResumableSampler):
@@ -136,9 +134,7 @@ class LoaderPosition:
     def can_store_here(self) -> bool:
         """True if the position before the next batch can be restored."""
         source = self._source
-        return (
-            not isinstance(source, ResumableSampler | Wrapped | Stream) or source.can_store_here()
-        )
+        return not isinstance(source, Keeper) or source.can_store_here()
 
     def ends_here(self) -> bool:
         """True after an epoch's last batch; where no length is certain, the next is fetched."""
@@ -163,11 +159,7 @@ class LoaderPosition:
     def _own_data(self) -> list[GeneratorOwner]:
         """The holders of generators in the data of a loader that keeps its position itself."""
         source = self._source
-        if (
-            source is None
-            or isinstance(source, ResumableSampler | Wrapped | Stream)
-            or has_workers(source)
-        ):
+        if source is None or isinstance(source, Keeper) or has_workers(source):
             return []
         return holders_in(*data_of(source))
 
@@ -177,7 +169,7 @@ class LoaderPosition:
         if is_stateful(loader) and not wrapped:
             return loader
         stream = is_stream(loader)
-        if not wrapped and not stream and not ResumableSampler.fits(loader):
+        if not (wrapped or stream or ResumableSampler.fits(loader)):
             return None
         # One for all its epochs: worker processes, where they persist, hold the first one.
         if loader not in self._replays:
@@ -185,13 +177,12 @@ class LoaderPosition:
                 made = Stream(loader, lambda: self.batch, self.streams, self._name)
                 self._replays[loader] = made
             else:
-                make = Wrapped if wrapped else replay_of
-                self._replays[loader] = make(loader, lambda: self.batch)
+                self._replays[loader] = replay_of(loader, lambda: self.batch)
         return self._replays[loader]
 
     def _watch(self, loader: Any) -> None:
-        plain = isinstance(self._source, ResumableSampler | Wrapped | Stream)
-        if not plain and has_workers(loader) and loader not in self._watches:
+        kept = isinstance(self._source, Keeper)
+        if not kept and has_workers(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 
     def _problem(self, loader: object) -> str | None:

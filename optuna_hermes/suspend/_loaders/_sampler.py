@@ -117,7 +117,8 @@ class ResumableSampler:
     def _present(self) -> PassState:
         """The position of the iterator that is there."""
         if self._pool.expected:  # one that is made with the first batch has drawn nothing, too
-            return PassState(before=self._trained(), **self.idle_state())
+            own, before = self._own.state(), self._trained()
+            return PassState(before=before, own=own, **self._pool.state(None))
         trained = self._trained() - self._pass.before
         return replace(
             self._pass,

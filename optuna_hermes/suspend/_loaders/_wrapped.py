@@ -36,48 +36,10 @@ def inner_of(loader: Any) -> Any:
     return inner if ResumableSampler.fits(inner) and not is_stateful(inner) else None
 
 
-class Wrapped:
-    """The position of a wrapper's plain loader; see ``ResumableSampler``."""
-
-    def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
-        self._loader = weakref.ref(loader)
-        self._name = _EPOCHS[type(loader).__name__]
-        self._replay = _LazySampler(inner_of(loader), trained)
-        self._epochs = 0
-
-    def begin(self, loader: Any, state: dict[str, Any] | None) -> None:
-        """Prepare for the wrapper's next iterator."""
-        if state is not None:
-            setattr(loader, self._name, state["epochs"])
-            self._replay.load_state_dict(state["position"])
-        self._replay.expect()
-        self._epochs = getattr(loader, self._name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The loader's position in its epoch, and the number of the epoch."""
-        return {"epochs": self._epochs, "position": self._replay.state_dict()}
-
-    def idle_state(self) -> dict[str, Any]:
-        """The state from which the next epoch begins, of a wrapper that is in none."""
-        return {"epochs": getattr(self._loader(), self._name), **self._replay.idle_state()}
-
-    def load_idle_state(self, state: dict[str, Any]) -> None:
-        if "epochs" in state:  # else it had not been trained on
-            setattr(self._loader(), self._name, state["epochs"])
-        self._replay.load_idle_state(state)
-
-    def can_store_here(self) -> bool:
-        return self._replay.can_store_here()
-
-    def warning(self) -> str | None:
-        return self._replay.warning()
-
-    def unwrap(self) -> None:
-        self._replay.unwrap()
-
-
-def replay_of(loader: DataLoader[Any], trained: Callable[[], int]) -> ResumableSampler:
-    """Make the sampler of a plain loader, which may make its iterator with the first batch."""
+def replay_of(loader: Any, trained: Callable[[], int]) -> ResumableSampler:
+    """Make the sampler of a plain loader, or of one in a wrapper."""
+    if inner_of(loader) is not None:
+        return _WrappedSampler(loader, trained)
     is_late = inspect.isgeneratorfunction(type(loader).__iter__)
     return (_LazySampler if is_late else ResumableSampler)(loader, trained)
 
@@ -141,3 +103,32 @@ class _LazySampler(ResumableSampler):
 
     def _of_data(self) -> list[GeneratorOwner]:
         return holders_in(*data_of(self._loader()))
+
+
+class _WrappedSampler(_LazySampler):
+    """The sampler of a wrapper's plain loader, with the number of the wrapper's epoch."""
+
+    def __init__(self, wrapper: Any, trained: Callable[[], int]) -> None:
+        super().__init__(inner_of(wrapper), trained)
+        self._wrapper = weakref.ref(wrapper)
+        self._name = _EPOCHS[type(wrapper).__name__]
+        self._epochs = 0
+
+    def expect(self, expected: bool = True) -> None:
+        super().expect(expected)
+        self._epochs = getattr(self._wrapper(), self._name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self._epochs, "position": super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        setattr(self._wrapper(), self._name, state["epochs"])
+        super().load_state_dict(state["position"])
+
+    def idle_state(self) -> dict[str, Any]:
+        return {"epochs": getattr(self._wrapper(), self._name), **super().idle_state()}
+
+    def load_idle_state(self, state: dict[str, Any]) -> None:
+        if "epochs" in state:  # else it had not been trained on
+            setattr(self._wrapper(), self._name, state["epochs"])
+        super().load_idle_state(state)
