@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import nn
-
 from optuna_hermes.cooperative import CooperativeLoop, on_report, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
@@ -308,8 +306,7 @@ class PyTorchLoop(CooperativeLoop):
         """Report what this returns, and train on as if it had not been called."""
         if report is None:
             return
-        modules = [each for each in self._named.roots() if isinstance(each, nn.Module)]
-        modes = {part: part.training for module in modules for part in module.modules()}
+        modes = {part: part.training for each in self._named.modules for part in each.modules()}
         with kept_rng():
             value = report()
         for part, training in modes.items():

@@ -324,7 +324,7 @@ def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
     """Give states back their dtypes: ``load_state_dict`` casts nearly all to the parameter's."""
     numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
     states = saved.get("state", {})
-    pairs = zip(numbers, _trained_by(optimizer), strict=False)  # some have no such groups
+    pairs = zip(numbers, trained_by(optimizer), strict=False)  # some have no such groups
     held = _by_parameter(getattr(optimizer, "state", {}))  # some have none either
     for number, parameter in pairs:
         if number in states and id(parameter) in held:
@@ -359,7 +359,7 @@ def beside_own_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return {}
     found = []
     held = _by_parameter(state)
-    for parameter in _trained_by(optimizer):
+    for parameter in trained_by(optimizer):
         own = held.get(id(parameter))
         items = own.items() if isinstance(own, dict) else ()
         found.append({name: each for name, each in items if plain({name: each})})
@@ -373,7 +373,7 @@ def put_beside_own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
         return
     state: dict[Any, Any] = optimizer.state
     held = _by_parameter(state)
-    parameters = _trained_by(optimizer)
+    parameters = trained_by(optimizer)
     apart = [not each for each in saved["by_parameter"]["state"]]
     # One that has nothing by itself may be named by its address in this process.
     right = {*saved["other_keys"], *map(id, itertools.compress(parameters, apart))}
@@ -423,5 +423,6 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return kinds[0] == kinds[1] and one.layout is torch.strided and torch.equal(one, other)
 
 
-def _trained_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def trained_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of an optimizer's groups, in their order."""
     return [each for group in optimizer.param_groups for each in group["params"]]

@@ -19,6 +19,7 @@ from optuna_hermes.suspend._modules._module_state import (
     put_back,
     set_gradient,
     state_of,
+    trained_by,
     with_places,
 )
 from optuna_hermes.suspend._modules._parts import changed, parts_of, why_not_loadable
@@ -105,7 +106,7 @@ class NamedObjects:
     @functools.cached_property
     def why_not_loadable(self) -> str | None:
         """The reason why a module would refuse its own state, None if none would."""
-        modules = (pair for pair in self._owners.items() if isinstance(pair[1], nn.Module))
+        modules = _modules(self._owners).items()
         return next(filter(None, (why_not_loadable(*pair) for pair in modules)), None)
 
     def note_classes(self) -> None:
@@ -260,13 +261,12 @@ class NamedObjects:
     @property
     def modules(self) -> list[nn.Module]:
         """The named modules."""
-        return [each for each in self._owners.values() if isinstance(each, nn.Module)]
+        return list(_modules(self._owners).values())
 
     def modules_state(self) -> dict[str, Any]:
         """A copy of the states of the modules."""
-        owners = self._owners.items()
-        states = {name: state_of(each) for name, each in owners if isinstance(each, nn.Module)}
-        return cast("dict[str, Any]", frozen(states))
+        modules = _modules(self._owners).items()
+        return cast("dict[str, Any]", frozen({name: state_of(each) for name, each in modules}))
 
     def load_modules_state(self, states: dict[str, Any]) -> None:
         """Restore what ``modules_state`` has returned; its tensors may be taken over."""
@@ -330,14 +330,12 @@ def _attributes(
     owners: Mapping[str, Any], others: Mapping[str, Attributes]
 ) -> dict[str, Attributes]:
     """Attributes of modules, their parts and optimizers that are in no ``state_dict``."""
-    modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
     known = {id(each) for each in _by_name(owners).values()}
     parts = {
-        f"{name}.{place}": Attributes(f"{name}.{place}".rstrip("."), part, ignored_of(part), known)
-        for name, each in modules.items()
-        for place, part in each.named_modules()
+        place: Attributes(place.rstrip("."), part, ignored_of(part), known)
+        for place, part in _parts_of_modules(owners).items()
     }
-    for name, each in modules.items():
+    for name, each in _modules(owners).items():
         parts |= tensor_attributes(name, each, known)
     for name, trained in _trained(owners).items():
         for number, tensor in enumerate(trained):
@@ -349,12 +347,15 @@ def _attributes(
     return {**parts, **others}
 
 
+def _modules(owners: Mapping[str, Any]) -> dict[str, nn.Module]:
+    return {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
+
+
 def _parts_of_modules(owners: Mapping[str, Any]) -> dict[str, nn.Module]:
     """The modules and their parts, by the same names in each process."""
     return {
         f"{name}.{place}": part
-        for name, each in owners.items()
-        if isinstance(each, nn.Module)
+        for name, each in _modules(owners).items()
         for place, part in each.named_modules()
     }
 
@@ -363,23 +364,17 @@ def _by_name(owners: Mapping[str, Any]) -> dict[str, object]:
     """The owners, and the parts and parameters of modules, by the same names in each process."""
     return {
         f"{name}.{place}".rstrip("."): part
-        for name, each in owners.items()
-        if isinstance(each, nn.Module)
+        for name, each in _modules(owners).items()
         for place, part in (*each.named_modules(), *each.named_parameters())
     } | dict(owners)
 
 
 def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
     """The parameters that named optimizers train and that are in no named module."""
-    modules = [each for each in owners.values() if isinstance(each, nn.Module)]
+    modules = _modules(owners).values()
     known = {id(parameter) for each in modules for parameter in each.parameters()}
     return {
-        name: [
-            parameter
-            for group in owner.param_groups
-            for parameter in group["params"]
-            if id(parameter) not in known
-        ]
+        name: [each for each in trained_by(owner) if id(each) not in known]
         for name, owner in owners.items()
         if isinstance(owner, torch.optim.Optimizer)
     }
