@@ -499,11 +499,7 @@ class PyTorchLoop(CooperativeLoop):
             "epoch_modules": None if self._batches_due else self._epoch_modules,
             "copies_modules": self._early_calls.at_once,
             "code": self._code.states(self._caller),
-            "other_loaders": self._other_loaders.state(
-                self._position.idle(between=self._batches_due)
-            ),
-            "steps": self._other_loaders.accelerator_steps(),
-            "scalers": self._other_loaders.scaler_states(),
+            **self._other_loaders.state(self._position.idle(between=self._batches_due)),
         }
 
     def go_to(self, tree: dict[str, Any]) -> None:
@@ -533,9 +529,7 @@ class PyTorchLoop(CooperativeLoop):
         if tree is not None:
             if self._batches_due:  # else they were restored with the position
                 self._position.streams.load_state_dict(tree["position"]["streams"])
-            self._other_loaders.load_state(tree["other_loaders"])
-            self._other_loaders.load_accelerator_steps(tree["steps"])
-            self._other_loaders.load_scaler_states(tree["scalers"])
+            self._other_loaders.load_state(tree)
 
     def leave(self) -> None:
         """See ``CooperativeLoop``; the loaders are released, too."""

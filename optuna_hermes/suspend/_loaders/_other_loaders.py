@@ -85,8 +85,8 @@ class OtherLoaders:
             return "it trains on a loader with a state in some of its epochs"
         return None
 
-    def state(self, counted: Mapping[Any, Keeper]) -> list[dict[str, Any]]:
-        """States from which the loaders' next epochs begin.
+    def state(self, counted: Mapping[Any, Keeper]) -> dict[str, Any]:
+        """States from which the loaders' next epochs begin, and those of the others.
 
         Args:
             counted: those of the released loaders that are in no epoch.
@@ -96,14 +96,20 @@ class OtherLoaders:
             for loader, own in self._idle.items()
             if (each := counted.get(loader, own)) is not None
         ]
-        return [
+        loaders = [
             {"loader": _described(loader), "idle": _unless_new(state)} for loader, state in states
         ]
+        accelerators = (accelerator() for accelerator in self._accelerators)
+        return {
+            "other_loaders": loaders,
+            "steps": [each.step for each in accelerators if each is not None],
+            "scalers": [each.state_dict() for each in self._enabled_scalers()],
+        }
 
-    def load_state(self, states: list[dict[str, Any]]) -> None:
+    def load_state(self, tree: dict[str, Any]) -> None:
         """Restore what ``state`` returned; loaders are matched by their description, in order."""
         left = [(loader, each) for loader, each in self._idle.items() if each is not None]
-        for state in states:
+        for state in tree["other_loaders"]:
             for index, (loader, each) in enumerate(left):
                 if _described(loader) == state["loader"]:
                     if state["idle"] is not None:
@@ -111,26 +117,12 @@ class OtherLoaders:
                         self._loaded[loader] = state["idle"]
                     del left[index]
                     break
-
-    def accelerator_steps(self) -> list[int]:
-        """The step counters of the accelerators."""
-        return [each.step for accelerator in self._accelerators if (each := accelerator())]
-
-    def load_accelerator_steps(self, steps: list[int]) -> None:
-        """Restore the step counters."""
-        for accelerator, step in zip(self._accelerators, steps, strict=False):
-            each = accelerator()
-            if each is not None:
-                each.step = step
-
-    def scaler_states(self) -> list[dict[str, Any]]:
-        """The states of the gradient scalers."""
-        return [each.state_dict() for each in self._enabled_scalers()]
-
-    def load_scaler_states(self, states: list[dict[str, Any]]) -> None:
-        """Restore the gradient scalers."""
-        for each, state in zip(self._enabled_scalers(), states, strict=False):
-            each.load_state_dict(state)
+        for there, step in zip(self._accelerators, tree["steps"], strict=False):
+            accelerator = there()
+            if accelerator is not None:
+                accelerator.step = step
+        for scaler, state in zip(self._enabled_scalers(), tree["scalers"], strict=False):
+            scaler.load_state_dict(state)
 
     def _enabled_scalers(self) -> Iterator[GradScaler]:
         scalers = (each() for each in self._scalers)
