@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
+from optuna_hermes.suspend._loaders._kinds import length_of
 from optuna_hermes.suspend._loaders._sampler import PassState, ResumableSampler
 from optuna_hermes.suspend._state import kept_rng, rng_state, seed_everything, trial_seed
 
@@ -23,19 +24,11 @@ def why_not_regrouped(loader: object) -> str | None:
         return "its train loader is no plain DataLoader over a map-style data set"
     sampler = getattr(loader, "batch_sampler", None)
     # First, since a sampler that is wrapped by now is of another type, but of the same length.
-    if sampler is not None and not _has_length(sampler):
+    if sampler is not None and length_of(sampler) is None:
         return "its train loader's sampler has no length"
     if type(sampler) is not BatchSampler:
         return "its train loader does not make batches of batch_size samples"
     return None
-
-
-def _has_length(sampler: Any) -> bool:
-    try:
-        len(sampler)
-    except (TypeError, NotImplementedError):
-        return False
-    return True
 
 
 class ElasticSampler(ResumableSampler):

@@ -7,9 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from optuna_hermes.suspend._values._generators import (
-    GeneratorOwner,
-)
+from optuna_hermes.suspend._values._generators import GeneratorOwner
 
 
 def is_stateful(loader: Any) -> bool:
@@ -43,6 +41,14 @@ def keeps_iterator(loader: object) -> bool:
     """
     own = {**getattr(loader, "__dict__", {}), "_iterator": None}  # of workers that persist
     return any(isinstance(each, _BaseDataLoaderIter) for each in own.values())
+
+
+def length_of(loader: Any) -> int | None:
+    """The length of a loader or sampler, None if it has none."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def data_of(loader: Any) -> list[GeneratorOwner]:

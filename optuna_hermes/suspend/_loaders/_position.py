@@ -13,6 +13,7 @@ from optuna_hermes.suspend._loaders._kinds import (
     is_stateful,
     is_stream,
     keeps_iterator,
+    length_of,
 )
 from optuna_hermes.suspend._loaders._order import order_of, set_order
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler
@@ -81,7 +82,7 @@ class LoaderPosition:
             self._order = state.get("order", {})
             set_order(made, self._order)  # before its batches are counted
         source = self._source = self._source_of(loader)
-        self.length = _length(loader)
+        self.length = length_of(loader)
         self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
         if idle is not None and isinstance(source, ResumableSampler):
@@ -225,10 +226,3 @@ def _why_not_saved(loader: Any) -> str | None:
     except Exception as error:
         return f"{type(loader).__name__}.state_dict() raised {error!r}"
     return None
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
