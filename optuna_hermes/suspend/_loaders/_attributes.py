@@ -61,7 +61,7 @@ class LoaderAttributes:
             self._samplers.append(sampler)
             inner = getattr(sampler, "batch_sampler", None)
             sampler = getattr(sampler, "sampler", inner)
-        self._data = _DataAttributes(getattr(loader, "dataset", None))
+        self.data = DataAttributes(getattr(loader, "dataset", None))
         self._collate: list[_PlainAttributes] = []
         collate = getattr(loader, "collate_fn", None)
         # Functions have no attributes, workers have copies, and a module is saved by itself.
@@ -69,8 +69,8 @@ class LoaderAttributes:
         if is_users_type(type(collate)) and not elsewhere:
             self._collate.append(_attributes_of(collate, _plain_in, _MOST_COLLATE_BYTES))
         of_samplers = [_attributes_of(each, _plain_in) for each in self._samplers]
-        self._attributes: list[_PlainAttributes | _DataAttributes]
-        self._attributes = [*of_samplers, self._data, *self._collate]
+        self._attributes: list[_PlainAttributes | DataAttributes]
+        self._attributes = [*of_samplers, self.data, *self._collate]
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
@@ -78,14 +78,6 @@ class LoaderAttributes:
             "generators": states_of(self._holders()),
             "attributes": [each.state() for each in self._attributes],
         }
-
-    def data_values(self) -> dict[str, dict[str, Any]]:
-        """The values of the data sets' attributes, also those that were never changed."""
-        return self._data.values()
-
-    def set_data_values(self, values: dict[str, dict[str, Any]]) -> None:
-        """Restore what ``data_values`` returned."""
-        self._data.set(values)
 
     def collate_state(self) -> list[dict[str, Any]]:
         """The part of ``state`` that fetching a batch may change in an object that collates."""
@@ -183,7 +175,7 @@ class _PlainAttributes:
         self.set({**first, **state})
 
 
-class _DataAttributes:
+class DataAttributes:
     """The numbers, text and flags that the training sets in data sets and their transforms.
 
     Args:
@@ -201,9 +193,11 @@ class _DataAttributes:
             self._parts[place] = _attributes_of(each, find)
 
     def values(self) -> dict[str, dict[str, Any]]:
+        """The present values, also those that were never changed."""
         return {place: each.values() for place, each in self._parts.items()}
 
     def set(self, values: dict[str, dict[str, Any]]) -> None:
+        """Restore what ``values`` returned."""
         for place, each in self._parts.items():
             each.set(values.get(place, {}))
 
@@ -213,6 +207,7 @@ class _DataAttributes:
         return {place: state for place, state in states.items() if state}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` returned."""
         for place, each in self._parts.items():
             each.load_state(state.get(place, {}))
 

@@ -145,7 +145,7 @@ class LoaderProcesses:
         loader = self._loader()
         generator = getattr(loader, "generator", None)
         persists = getattr(loader, "persistent_workers", False)
-        values = self._own.data_values() if persists else None
+        values = self._own.data.values() if persists else None
         if self._revived is None:
             own = torch.default_generator if generator is None else generator
             self._seed, self._data = own.get_state(), values
@@ -154,7 +154,7 @@ class LoaderProcesses:
         self._seed = self._revived["seed"]
         self._data = self._revived.get("data") if persists else None
         if self._data is not None:
-            self._own.set_data_values(self._data)
+            self._own.data.set(self._data)
         (torch.default_generator if generator is None else generator).set_state(self._seed)
         self._revived = None
 
@@ -175,7 +175,7 @@ class LoaderProcesses:
             if kept[1] is not None:
                 self._loader().generator.set_state(kept[1])  # type: ignore[union-attr]
             if self._data is not None:
-                self._own.set_data_values(kept[2])
+                self._own.data.set(kept[2])
             return
         iterator = self._iterator()
         if iterator is not None and hasattr(iterator, "_send_idx"):  # the processes persist

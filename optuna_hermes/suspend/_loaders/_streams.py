@@ -100,7 +100,8 @@ class Streams:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Set the attributes to restore when a data set is first seen; to be called before that."""
         self._saved_now, self._saved_others = (state or [{}])[0], state[1:]
-        self._resumed = _iterable_data_sets() if self._saved_others else []
+        present = _heap.objects(IterableDataset) if self._saved_others else ()
+        self._resumed = [weakref.ref(each) for each in present]
 
     def _saved_of(self, data: Any) -> dict[str, Any]:
         """The stored attributes of a data set that is seen for the first time."""
@@ -169,15 +170,6 @@ class _Attributes(Attributes):
     @owner.setter
     def owner(self, owner: object) -> None:
         self.data = weakref.ref(owner)
-
-
-def _is_map_style(value: object) -> bool:
-    return issubclass(type(value), Dataset) and not _is_iterable(value)
-
-
-def _iterable_data_sets() -> list[weakref.ref[Any]]:
-    """The iterable data sets of this process."""
-    return [weakref.ref(each) for each in _heap.objects(IterableDataset)]
 
 
 class Stream:
@@ -274,7 +266,8 @@ class Stream:
         found = holders_in(data)
         # The others of iterable data sets are among their attributes, but not those of what these
         # read: the attributes of a map-style data set may hold all samples.
-        read = [each.place for each in found if _is_map_style(each.owner)]
+        data_sets = (each for each in found if issubclass(type(each.owner), Dataset))
+        read = [each.place for each in data_sets if not _is_iterable(each.owner)]
         below = tuple(f"{place}." for place in read)
         more = [e for e in found if e.in_code or e.place in read or e.place.startswith(below)]
         return [GeneratorOwner("loader", loader), *holders_in(collate), *more]

@@ -228,7 +228,7 @@ def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
     kind: Any = type(part)
     if is_of(kind, ("torch.",)):
         return functools.partial(_is_of_torch, kind)
-    return functools.partial(_is_saved_apart, part)
+    return lambda name, value: name in _OF_TORCH or (is_metric(part) and of_metrics(part, name))
 
 
 def _is_of_torch(kind: type, name: str, value: Any) -> bool:
@@ -236,10 +236,6 @@ def _is_of_torch(kind: type, name: str, value: Any) -> bool:
     if name in _OF_TORCH or name.startswith("_"):
         return True
     return type(value) not in _SETTINGS and not is_added(kind, name, value)
-
-
-def _is_saved_apart(part: nn.Module, name: str, value: Any) -> bool:
-    return name in _OF_TORCH or (is_metric(part) and of_metrics(part, name))
 
 
 def all_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:

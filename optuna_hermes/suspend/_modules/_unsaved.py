@@ -270,6 +270,7 @@ class Attributes:
 
         classes = self._nameable()
         given: dict[int, object] = {}
+        made: Mapping[int, Any] = self._made or {}
         for name, node in nodes.items():
             reader = ValueReader(classes, self._given, named=self.named)
             try:
@@ -277,7 +278,8 @@ class Attributes:
             except Exception as error:  # one lost attribute must not stop the rest from resuming
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
-            given |= {id(each): each for each in reader.arrays if not self._is_made(each)}
+            others = (each for each in reader.arrays if made.get(id(each)) is not each)
+            given |= {id(each): each for each in others}
         self._given = given
 
     def _fingerprint(self, value: Any) -> int:
@@ -356,9 +358,6 @@ class Attributes:
             for key, each in found.items()
             if issubclass(type(each), np.ndarray | torch.Tensor) and key not in self._given
         )
-
-    def _is_made(self, value: object) -> bool:
-        return self._made is not None and self._made.get(id(value)) is value
 
 
 @functools.cache

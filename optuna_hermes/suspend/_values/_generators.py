@@ -232,7 +232,6 @@ class _Kinds:
     def __init__(self) -> None:
         self._opened: set[type] = set()
         self._leaves: dict[type, bool] = {}
-        self._plain: dict[type, bool] = {}
 
     def classes(self, value: Any) -> list[GeneratorOwner]:
         """The classes of the user that a value is, or is an instance of; each once."""
@@ -254,18 +253,10 @@ class _Kinds:
             return True
         if issubclass(kind, type):
             return not is_users_type(value)
-        return issubclass(kind, list | tuple) and self._is_sample(value)
-
-    def _is_sample(self, value: Any) -> bool:
-        """True for a sequence that neither holds a generator nor has room for one."""
-        if len(value) > _MOST_ITEMS:
-            return True
-        for kind in map(type, value):
-            if kind not in self._plain:
-                self._plain[kind] = issubclass(kind, _PLAIN)
-            if not self._plain[kind]:
-                return False
-        return True
+        if not issubclass(kind, list | tuple):
+            return False
+        # A sample neither holds a generator nor has room for one.
+        return len(value) > _MOST_ITEMS or all(issubclass(k, _PLAIN) for k in {*map(type, value)})
 
 
 def _parts(holder: GeneratorOwner) -> list[GeneratorOwner]:
