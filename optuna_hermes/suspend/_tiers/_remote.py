@@ -101,12 +101,12 @@ def why_unwritable(url: str) -> str | None:
     """The reason why nothing can be written there, with a way out; None if something can."""
     probe = f"{url}/probe-{uuid.uuid4().hex}"
     try:
-        store = _store(url)
-        _make_folder(store, url)
-        store.pipe_file(probe, b"checkpoint")
-        store.rm_file(probe)
-    except Exception as error:  # each store has errors of its own
-        return str(_unwritable(url, error))
+        with _writable(url) as store:
+            _make_folder(store, url)
+            store.pipe_file(probe, b"checkpoint")
+            store.rm_file(probe)
+    except UnwritableError as error:
+        return str(error)
     return None
 
 
@@ -116,12 +116,9 @@ def put(path: Path, url: str) -> None:
     Raises:
         UnwritableError: the store is away, or does not take it.
     """
-    try:
-        store = _store(url)
+    with _writable(url) as store:
         _make_folder(store, url.rpartition("/")[0])
         store.put_file(str(path), url)
-    except Exception as error:
-        raise _unwritable(url, error) from error
 
 
 def get(url: str, path: Path) -> None:
@@ -190,12 +187,8 @@ def remove(url: str) -> None:
     Raises:
         UnwritableError: it cannot be removed.
     """
-    try:
-        _store(url).rm_file(url)
-    except FileNotFoundError:
-        pass
-    except Exception as error:
-        raise _unwritable(url, error) from error
+    with _writable(url) as store, contextlib.suppress(FileNotFoundError):
+        store.rm_file(url)
 
 
 def files(url: str) -> Iterator[RemoteFile]:
@@ -204,13 +197,10 @@ def files(url: str) -> Iterator[RemoteFile]:
     Raises:
         UnwritableError: the store cannot be reached.
     """
-    try:
-        store = _store(url)
+    with _writable(url) as store:
         store.invalidate_cache()  # others write there, too
         found = store.find(url, detail=True)
         top = store._strip_protocol(url).rstrip("/")
-    except Exception as error:
-        raise _unwritable(url, error) from error
     for name, info in found.items():
         below = name[len(top) :]
         if name.startswith(f"{top}/"):
@@ -244,8 +234,17 @@ def _changed(info: dict[str, Any]) -> float:
     return float("inf")  # of unknown age: never old enough to be removed
 
 
-def _unwritable(url: str, error: Exception) -> UnwritableError:
-    return UnwritableError(
-        f"Cannot write into {url}: {sentence(error)} Bring that store back, let this user write "
-        "there, or give another checkpoint_dir."
-    )
+@contextlib.contextmanager
+def _writable(url: str) -> Iterator[Any]:
+    """The store of a URL.
+
+    Raises:
+        UnwritableError: in place of any error within, as each store has errors of its own.
+    """
+    try:
+        yield _store(url)
+    except Exception as error:
+        raise UnwritableError(
+            f"Cannot write into {url}: {sentence(error)} Bring that store back, let this user "
+            "write there, or give another checkpoint_dir."
+        ) from error
