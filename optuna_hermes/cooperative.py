@@ -330,17 +330,14 @@ class CooperativeLoop:
             self._save()
         session.wait_for_decision()
         if session.must_yield:
-            self._park(session, can_store=self._can_store_now())
+            can_store = self.can_store and self.can_store_here() and not self._has_changed_shape()
+            self._park(session, can_store=can_store)
         self._save()
         if saver is not None:
             saver.start()
         self._saved_here = False
         # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.can_store))
-
-    def _can_store_now(self) -> bool:
-        """True if a checkpoint can be made at this clean point; asked only where one is due."""
-        return self.can_store and self.can_store_here() and not self._has_changed_shape()
 
     def _has_changed_shape(self) -> bool:
         """True if a checkpoint would not fit the named objects of the next process, said once."""

@@ -86,15 +86,12 @@ class LoaderProcesses:
             return {"seed": None, "workers": None, "data": None}
         iterator = self._iterator()
         last = self._sent(iterator) if trained is None else trained - self._skipped
-        if isinstance(getattr(loader, "dataset", None), IterableDataset):
-            # A worker may have ended early.
-            return {"seed": self._seed, "workers": None, "data": self._data}
-        counts = self._counts(last)
-        return {
-            "seed": self._seed,
-            "workers": [workers.state(worker, count) for worker, count in enumerate(counts)],
-            "data": self._data,
-        }
+        states = None
+        # A worker of an iterable data set may have ended early.
+        if not isinstance(getattr(loader, "dataset", None), IterableDataset):
+            counts = enumerate(self._counts(last))
+            states = [workers.state(worker, count) for worker, count in counts]
+        return {"seed": self._seed, "workers": states, "data": self._data}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Let the next processes continue from what ``state`` returned."""

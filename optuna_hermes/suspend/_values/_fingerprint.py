@@ -323,15 +323,11 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
     own = dict_of(value)
     if kind.__module__.startswith("torch._dynamo"):  # beside the compiled module there are caches
         yield [own.get("_modules")]
-    elif not _is_masked(kind):
+    # By name, as nobody may have imported its module.
+    elif not (kind.__module__.startswith("numpy.ma") and kind.__qualname__ == "MaskedArray"):
         yield [each for name, each in own.items() if not _is_no_state(kind, name, each)]
     if slots := slots_in(value):
         yield list(slots.values())
-
-
-def _is_masked(kind: type) -> bool:
-    """True for NumPy's class of masked arrays, whose module nobody may have imported."""
-    return kind.__module__.startswith("numpy.ma") and kind.__qualname__ == "MaskedArray"
 
 
 def _inside_of_array(value: np.ndarray[Any, Any]) -> Sequence[Any]:

@@ -247,7 +247,8 @@ class _Kinds:
         """True for a value that leads to no generator."""
         kind = type(value)
         if kind not in self._leaves:
-            outside = any(_package(each) in _OUTSIDE for each in kind.__mro__)
+            packages = {_module(each).partition(".")[0] for each in kind.__mro__}
+            outside = not packages.isdisjoint(_OUTSIDE)
             self._leaves[kind] = outside or issubclass(kind, _LEAVES)
         if self._leaves[kind]:
             return True
@@ -407,10 +408,6 @@ def is_users_function(function: types.FunctionType) -> bool:
     return _is_users(str(function.__globals__.get("__name__")))
 
 
-def _package(kind: type) -> str:
-    return _module(kind).partition(".")[0]
-
-
 def _module(kind: type) -> str:
     module = vars(kind).get("__module__")
     return module if isinstance(module, str) else "builtins"
@@ -418,11 +415,10 @@ def _module(kind: type) -> str:
 
 def _by_place(holders: Iterable[GeneratorOwner]) -> dict[str, Any]:
     """The owners by their places, which are numbered where several loaders have the same."""
-    owners: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+    owners, counts = {}, Counter[str]()
     for place, owner, _ in holders:
-        number = counts[place] = counts.get(place, 0) + 1
-        owners[_numbered(place, number)] = owner
+        counts[place] += 1
+        owners[_numbered(place, counts[place])] = owner
     return owners
 
 
