@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -968,6 +970,24 @@ def test_nothing_is_left_in_the_loader(workers: int, tmp_path: Path) -> None:
     assert vars(loader) == before
     tiny(session.again(), loader=loader)
     assert vars(loader) == before
+
+
+def test_a_loader_with_a_state_that_an_epoch_makes_goes_with_it(tmp_path: Path) -> None:
+    """Its workers end where the loop leaves it before its last batch."""
+    made: list[weakref.ref[Any]] = []
+    run = PyTorchLoop(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path))
+
+    def loader() -> Any:
+        each = StatefulDataLoader(Points(), 8, num_workers=1, multiprocessing_context="fork")
+        made.append(weakref.ref(each))
+        return each
+
+    for epoch in run.epochs(3):
+        for _ in run.batches(loader()):
+            break
+        gc.collect()
+        assert [each() for each in made[:epoch]] == [None] * epoch
+        run.report(0.0)
 
 
 def test_kept_values(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -100,7 +101,9 @@ class RandomWatch:
     """Detects random numbers drawn in a loader's worker processes while they fetch batches."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+        # Weak: the workers of one that is made for each epoch end with it.
+        self._loader = weakref.ref(loader)
+        self._warning = random_warning(loader)
         self._inner = loader.collate_fn, loader.worker_init_fn
         self._drew = torch.zeros(1, dtype=torch.bool)
         self._drew.share_memory_()  # type: ignore[no-untyped-call]
@@ -112,10 +115,12 @@ class RandomWatch:
         return bool(self._drew.item())
 
     def warning(self) -> str:
-        return random_warning(self._loader)
+        return self._warning
 
     def unwrap(self) -> None:
-        self._loader.collate_fn, self._loader.worker_init_fn = self._inner
+        loader = self._loader()
+        if loader is not None:
+            loader.collate_fn, loader.worker_init_fn = self._inner
 
 
 class Collate:
