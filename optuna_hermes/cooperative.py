@@ -36,7 +36,6 @@ from optuna_hermes.suspend import (
     set_rng_state,
 )
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
-from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 from optuna_hermes.suspend._tiers._saver import (
     Saver,
@@ -515,7 +514,9 @@ class _LoopCleanPoint:
         self.name = loop._name
         self.units = loop._unit
         self.can_store = can_store
-        self.can_offload = loop.movable and not captured_graphs()
+        used = used_accelerator()
+        # Captured graphs hold addresses.
+        self.can_offload = loop.movable and not (used is not None and used.captured_graphs())
         self.ended = loop.ended
         self.roots = loop.roots
         self._loop = loop

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.suspend._values._tree import is_sparse, leaves, mapped, storable
+from optuna_hermes.suspend._values._tree import is_sparse, mapped, storable
 
 
 def rng_state(*, devices: bool = True) -> dict[str, Any]:
@@ -124,14 +124,6 @@ def kept_rng() -> Iterator[dict[str, Any]]:
         set_rng_state(state)
 
 
-def captured_graphs() -> bool:
-    """True if this process has captured graphs: they hold addresses, so nothing may move."""
-    from optuna_hermes.suspend._tiers._accelerators import used_accelerator
-
-    used = used_accelerator()
-    return used is not None and used.captured_graphs()
-
-
 def plain(value: object) -> bool:
     """True if ``torch.load(weights_only=True)`` returns a value unchanged."""
     import torch
@@ -150,17 +142,6 @@ def moved(value: Any, device: Any) -> Any:
     import torch
 
     return mapped(value, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)
-
-
-def on_device(value: Any) -> bool:
-    """True if a plain value holds a tensor that is not in main memory."""
-    import torch
-
-    from optuna_hermes.suspend._tiers._accelerators import used_accelerator
-
-    return used_accelerator() is not None and any(
-        isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in leaves(value)
-    )
 
 
 def filled(present: Any, kind: Any, items: Any) -> Any:

@@ -48,6 +48,10 @@ class Copies:
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []
 
+    def of_device(self, tree: Any) -> bool:
+        """True if a state has tensors on accelerators."""
+        return bool(_on_accelerators(tree))
+
     def copy(self, tree: Any) -> Copy:
         """Copy a state; when this returns, its tensors may be changed on any stream."""
         tensors = _on_accelerators(tree)

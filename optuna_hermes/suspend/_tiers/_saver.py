@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnwritableError
 from optuna_hermes.suspend._base import Session
-from optuna_hermes.suspend._state import on_device
 from optuna_hermes.suspend._tiers._disk import call_into, write
 
 if TYPE_CHECKING:
@@ -84,7 +83,8 @@ class Saver:
         """
         began = time.monotonic() if since is None else since
         copies = self._open_copies()
-        if not on_device(tree):  # a copy beside the one that is written would only take memory
+        if not copies.of_device(tree):
+            # A copy beside the one that is written would only take memory.
             self.finish(wait=True)
         copy = copies.copy(tree)
         try:
