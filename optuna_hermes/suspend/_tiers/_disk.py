@@ -322,13 +322,11 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
     newest_known = max((_number(path) for path in named), default=0)
     names = {path.name for path in named}  # their folder may be spelled in another way
     with contextlib.suppress(OSError):  # the checkpoint is safe: a later call removes them
-        for path in _files(folder):
+        for path in _listed(folder):
+            partial = path.suffix != _SUFFIX  # of a process killed while it wrote or fetched
             # Newer files than the newest known one stay: the process that wrote one may have died
             # before the ledger had it.
-            if _number(path) < newest_known and path.name not in names:
-                _remove(path)
-        for path in _listed(folder):
-            if path.suffix != _SUFFIX:  # of a process killed while it wrote or fetched
+            if partial or (_number(path) < newest_known and path.name not in names):
                 _remove(path)
 
 

@@ -82,7 +82,10 @@ class Saver:
             CheckpointError: the checkpoint before holds something that cannot be stored.
         """
         began = time.monotonic() if since is None else since
-        copies = self._open_copies()
+        # Loaded on first use, as it needs torch.
+        from optuna_hermes.suspend._tiers._copies import Copies
+
+        copies = self._copies = self._copies or Copies()
         if not copies.of_device(tree):
             # A copy beside the one that is written would only take memory.
             self.finish(wait=True)
@@ -119,14 +122,6 @@ class Saver:
         """Give back host memory, that of a checkpoint which is being written once it is."""
         if self._copies is not None:
             self._copies.free()
-
-    def _open_copies(self) -> Copies:
-        # Loaded on first use, as it needs torch.
-        from optuna_hermes.suspend._tiers._copies import Copies
-
-        if self._copies is None:
-            self._copies = Copies()
-        return self._copies
 
     def finish(self, *, wait: bool) -> None:
         """Take the result of the checkpoint that is being written.
