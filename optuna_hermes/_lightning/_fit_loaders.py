@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,8 @@ class FitLoaders:
         self._replay = replay
         self._replays: list[tuple[Any, ResumableSampler | Stream]] = []
         self._streams: Streams | None = None
-        self._watches: list[tuple[Any, RandomWatch]] = []
+        # Weak keys: a loader may be made for each epoch, and its workers end with it.
+        self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
         self._validated: list[tuple[Any, ResumableSampler | LoaderAttributes]] = []
         self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._validates_later = False
@@ -189,7 +191,7 @@ class FitLoaders:
 
     def random_warning(self) -> str | None:
         """A warning if a loader draws random numbers that cannot be restored, else None."""
-        drew = (watch.warning() for _, watch in self._watches if watch.drew())
+        drew = (watch.warning() for watch in self._watches.values() if watch.drew())
         lost = (replay.warning() for _, replay in self._replays)
         return next(filter(None, (*drew, *lost)), None)
 
@@ -233,10 +235,12 @@ class FitLoaders:
     def remove_hooks(self) -> None:
         """Remove the hooks from the loaders themselves."""
         self.hide_positions()
-        hooked: list[tuple[Any, Any]] = [*self._replays, *self._watches, *self._validated]
+        hooked: list[tuple[Any, Any]]
+        hooked = [*self._replays, *self._watches.items(), *self._validated]
         for _, each in hooked:
             each.unwrap()
-        self._replays, self._watches, self._validated = [], [], []
+        self._replays, self._validated = [], []
+        self._watches.clear()
 
     def _known(self) -> dict[int, object]:
         trainer = self._trainer
@@ -358,8 +362,8 @@ class FitLoaders:
     def _watch(self, loader: Any) -> None:
         from optuna_hermes.suspend._loaders._workers import RandomWatch
 
-        if all(loader is not known for known, _ in self._watches):
-            self._watches.append((loader, RandomWatch(loader)))
+        if loader not in self._watches:
+            self._watches[loader] = RandomWatch(loader)
 
     def _apart(self, combined: Any) -> list[Any]:
         """The training loaders, with copies in the place of a loader that is there before."""

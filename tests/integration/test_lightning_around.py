@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -1339,6 +1341,29 @@ def test_random_workers_of_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixt
     trainer = train(Trace(), session, workers=workers, loader=StatefulDataLoader)
     assert caplog.text.count("Points draws random numbers in loader workers") == 1
     assert trainer.train_dataloader.collate_fn is default_collate
+
+
+def test_a_loader_with_a_state_that_is_made_for_each_epoch_goes_with_it(tmp_path: Path) -> None:
+    """Its workers end with it, also where some of its batches are left."""
+    made: list[weakref.ref[Any]] = []
+    left: list[int] = []
+
+    class Remaking(Net):
+        def train_dataloader(self) -> Any:
+            each = StatefulDataLoader(Points(16), 4, num_workers=1, multiprocessing_context="fork")
+            made.append(weakref.ref(each))
+            return each
+
+        def on_train_epoch_start(self) -> None:
+            gc.collect()
+            left.append(sum(each() is not None for each in made))
+
+    trial = optuna.create_study().ask()
+    hermes = HermesCallback(trial, "train_loss", _session=FakeSession(checkpoint_dir=tmp_path))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1, **quiet}
+    pl.Trainer(max_epochs=EPOCHS, callbacks=[hermes], **options).fit(Remaking())
+    assert left == [1] * EPOCHS
 
 
 def test_random_warning() -> None:
