@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch  # before the fork, or else every rank imports it
@@ -485,6 +486,22 @@ def test_the_first_error_counts() -> None:
         rank.raised(LookupError("first") if rank.rank == 0 else LookupError(threading.Lock()))
 
     assert repr(Run(body, FakeSession()).ranks.error) == "LookupError('first')"
+
+
+def test_the_error_that_came_first_counts_though_it_is_read_last() -> None:
+    """The end of a connection, say, is read before the error in the rank at its other end."""
+    sent = FORK.Event()
+
+    def body(rank: Rank) -> None:
+        if rank.rank == 0:
+            rank.raised(RuntimeError("connection closed"))
+            sent.set()
+            return
+        assert sent.wait(30)
+        with patch("time.monotonic", return_value=0.0):
+            rank.raised(LookupError("cause"))
+
+    assert repr(Run(body, FakeSession()).ranks.error) == "LookupError('cause')"
 
 
 def test_rank_0_has_the_last_word() -> None:

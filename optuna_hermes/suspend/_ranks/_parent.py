@@ -7,6 +7,7 @@ answer, never inside a collective operation; state that differs by rank is gathe
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -59,7 +60,8 @@ class Ranks:
         merge: Callable[[list[Tree]], Tree],
     ) -> None:
         self.error: BaseException | None = None
-        """The error that ended the training early."""
+        """The error that ended the training early: of those of ranks, which came first."""
+        self._raised_at = math.inf
         self.end: dict[str, Any] | None = None
         """The state that rank 0 sent at its end."""
         pipes = [context.Pipe() for _ in range(count)]
@@ -124,7 +126,9 @@ class Ranks:
         if kind == "started":
             self._begin()
         elif kind == "raised":
-            self.error = self.error or content
+            raised_at, error = content
+            if raised_at < self._raised_at:
+                self.error, self._raised_at = error, raised_at
         elif kind == "ended":
             self._finish(*content)
         elif kind in ("training", "report_sizes", "beat"):
@@ -208,7 +212,8 @@ class Ranks:
             self._lost = True
 
     def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
+        if self.error is None:
+            self.error, self._raised_at = error, -math.inf
         self._tell(list(self._requests), "leave")
 
     # -- one state -----------------------------------------------------------------------------
@@ -231,7 +236,7 @@ class Ranks:
                     f"Every rank of {self._name} must give its state, but rank {rank} has ended."
                 ) from error
             if kind == "raised":
-                raise content
+                raise content[1]
             trees.append(content)
         return self._joined(trees)
 

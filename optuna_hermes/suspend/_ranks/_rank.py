@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -180,9 +181,9 @@ class Rank:
         self._end.send(("ended", (self.rank, state, whole)))
 
     def raised(self, error: Exception) -> None:
-        """Report the error that ends this rank."""
+        """Report the error that ends this rank, and when it came: it may cause those of others."""
         try:
-            self._end.send(("raised", error))
+            self._end.send(("raised", (time.monotonic(), error)))
         except Exception:  # not picklable, or the pipe is closed: torch reports the error itself
             return
 
