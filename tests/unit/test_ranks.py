@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch  # before the fork, or else every rank imports it
@@ -477,6 +477,31 @@ def test_a_rank_that_is_told_to_end_does_so_while_it_waits() -> None:
             ended.set()
 
     assert Run(body, FakeSession()).results == ["SystemExit(143)", None]
+
+
+def test_what_is_sent_after_the_last_look_is_read(
+    monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., None]
+) -> None:
+    """The listener has found nothing, and goes on only once the ranks have ended."""
+    looked, ended, look = threading.Event(), threading.Event(), _ranks.wait
+
+    def late(ends: Any, timeout: float) -> Any:
+        found = look(ends, timeout)
+        looked.set()
+        assert ended.wait(30)
+        return found
+
+    monkeypatch.setattr(_ranks, "wait", late)
+    options = dict.fromkeys(("all_started", "report", "save", "settle", "merge"), Mock())
+    ranks = Ranks(1, FORK, trial="trial 1", session=None, **options)
+    assert looked.wait(30)
+    ranks.channels.rank_ends[0].send(("ended", (0, {"rank": 0}, True)))
+    closing = threading.Thread(target=ranks.close)
+    closing.start()
+    wait_for(ranks.closing, 30)
+    ended.set()
+    closing.join()
+    assert ranks.end == {"rank": 0}
 
 
 def test_the_first_error_counts() -> None:

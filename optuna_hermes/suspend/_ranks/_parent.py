@@ -103,9 +103,10 @@ class Ranks:
 
     def _listen(self) -> None:
         while True:
+            closing = self._closing  # before the pipes are looked at, as it is set at any time
             ready = wait(list(self._open), _POLL_SECONDS)
             # Not before the pipes are empty: ranks may have sent messages right before their end.
-            if self._closing and not ready:
+            if closing and not ready:
                 return
             try:
                 for end in ready:
