@@ -90,7 +90,7 @@ class PyTorchLoop(CooperativeLoop):
         self._first_numbers: tuple[int, int] | None = None
         """Start and step of the range in the trial's first process."""
         self._position = LoaderPosition(
-            self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
+            lambda: self._named.stored(), f"trial {getattr(trial, 'number', '?')}"
         )
         self._other_loaders = OtherLoaders()
         self._looped = self._batches_due = False
@@ -194,7 +194,7 @@ class PyTorchLoop(CooperativeLoop):
             for place in range(self._epoch, len(numbers)):
                 self._begin(place)
                 if self._session is not None:
-                    self._locals.epoch(sys._getframe().f_back, self._stored_objects())
+                    self._locals.epoch(sys._getframe().f_back, self._named.stored())
                 if self._without_batches:
                     self._warn_of_unset(sys._getframe().f_back)
                     self.begin(self._around_epochs or self._other_loaders.problem())
@@ -244,7 +244,7 @@ class PyTorchLoop(CooperativeLoop):
             self._epoch_modules = None
         iterator = self._iterate(loader)
         if self._session is not None:
-            self._locals.batches(sys._getframe().f_back, self._stored_objects())
+            self._locals.batches(sys._getframe().f_back, self._named.stored())
             self._warn_of_unset(sys._getframe().f_back)
         self._switch_point(sys._getframe().f_back)
         for batch in iterator:
@@ -370,11 +370,8 @@ class PyTorchLoop(CooperativeLoop):
         finally:
             self._caller = None
 
-    def _stored_objects(self) -> dict[int, object]:
-        return self._named.stored()
-
     def _lost(self) -> list[str]:
-        names = self._locals.lost(self._caller, self._stored_objects(), self._position.batch)
+        names = self._locals.lost(self._caller, self._named.stored(), self._position.batch)
         lost = [*super()._lost(), *self._position.streams.lost]
         return [*lost, *map(self._variable, sorted(names))]
 
@@ -385,7 +382,7 @@ class PyTorchLoop(CooperativeLoop):
         if name not in self._variables:
             frames = [variables(frame) for frame in frames_of_user(self._caller)]
             values = [each[name] for each in frames if name in each]
-            stored = self._stored_objects()
+            stored = self._named.stored()
             note = ""
             if any(is_referred_to(each, stored) for each in values):
                 note = ": set it in each epoch, by its number"
@@ -491,7 +488,7 @@ class PyTorchLoop(CooperativeLoop):
             "position": self._position.state_dict(),
             "epoch": self._epoch,
             "numbers": [self._numbers.start, self._numbers.step],
-            "variables": self._locals.kept(self._caller, self._stored_objects(), self._named.kept),
+            "variables": self._locals.kept(self._caller, self._named.stored(), self._named.kept),
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
             "epoch_state": self._epoch_state,

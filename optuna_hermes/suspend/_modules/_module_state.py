@@ -217,10 +217,11 @@ def numbers_of(module: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
-def set_numbers(module: nn.Module, numbers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Restore what ``numbers_of`` returned."""
-    for place, part in module.named_modules():
-        vars(part).update(numbers.get(place, {}))
+def set_plain(parts: Mapping[str, nn.Module], attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set plain attributes of modules by their places; those of parts that are gone are left."""
+    for place, own in attributes.items():
+        if place in parts:
+            vars(parts[place]).update(own)
 
 
 def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:

@@ -18,6 +18,7 @@ from optuna_hermes.suspend._modules._module_state import (
     plain_attributes,
     put_back,
     set_gradient,
+    set_plain,
     state_of,
     trained_by,
     with_places,
@@ -176,7 +177,7 @@ class NamedObjects:
                     raise  # the device has no room now, and the checkpoint is whole
                 except Exception as error:
                     raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
-        self._set_plain(self._plain_before)
+        set_plain(_parts_of_modules(self._owners), self._plain_before)
         self._plain_before = {}
         self.unsaved.load_state_dict(state["unsaved"])
         self.load_kept(state)
@@ -250,13 +251,7 @@ class NamedObjects:
             then = self._plain_at_start.get(place, {}) | changed.get(place, {})
             # Not in the place of what is a tensor, or is gone, by now.
             attributes[place] = {name: then[name] for name in own.keys() & then.keys()}
-        self._set_plain(attributes)
-
-    def _set_plain(self, attributes: _Plain) -> None:
-        parts = _parts_of_modules(self._owners)
-        for place, own in attributes.items():
-            if place in parts:
-                vars(parts[place]).update(own)
+        set_plain(_parts_of_modules(self._owners), attributes)
 
     @property
     def modules(self) -> list[nn.Module]:

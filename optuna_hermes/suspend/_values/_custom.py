@@ -32,7 +32,7 @@ from optuna_hermes.suspend._modules._module_state import (
     numbers_of,
     put_back,
     set_gradient,
-    set_numbers,
+    set_plain,
     state_of,
 )
 from optuna_hermes.suspend._modules._unsaved import NameTable, needed_of
@@ -516,7 +516,7 @@ class ValueReader(_Reader):
             if kind == "metrics":
                 self._load_parts(rest[3], present)
             elif isinstance(present, torch.nn.Module):
-                set_numbers(present, rest[3])
+                set_plain(dict(present.named_modules()), rest[3])
             return present
         return super()._without(kind, rest, present)
 
