@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 # First, before any module that uses Optuna's private parts: its version is checked.
 from optuna_hermes._optuna import _supported as _supported
 
 # isort: split
+from optuna_hermes._optuna._commands import log_warnings_only as log_warnings_only
+from optuna_hermes._optuna._commands import optuna_verbs as optuna_verbs
+from optuna_hermes._optuna._commands import run_optuna_cli as run_optuna_cli
 from optuna_hermes._optuna._heartbeats import fail_dead_trials as fail_dead_trials
+from optuna_hermes._optuna._local_ledgers import claim_ledger as claim_ledger
 from optuna_hermes._optuna._plain import SharingTerms as SharingTerms
 from optuna_hermes._optuna._plain import begin_trial as begin_trial
 from optuna_hermes._optuna._plain import end_trial as end_trial
@@ -17,6 +18,10 @@ from optuna_hermes._optuna._plain import session_of as session_of
 from optuna_hermes._optuna._plain import turn as turn
 from optuna_hermes._optuna._plain import wait_for_device as wait_for_device
 from optuna_hermes._optuna._retry import with_retry as with_retry
+from optuna_hermes._optuna._retrying_storage import flush_reports as flush_reports
+from optuna_hermes._optuna._retrying_storage import keep_reports as keep_reports
+from optuna_hermes._optuna._retrying_storage import retrying as retrying
+from optuna_hermes._optuna._retrying_storage import tell as tell
 from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
@@ -72,6 +77,8 @@ from optuna_hermes._optuna._studies import study_keys as study_keys
 from optuna_hermes._optuna._studies import study_seed as study_seed
 from optuna_hermes._optuna._studies import study_spec as study_spec
 from optuna_hermes._optuna._studies import trial_folder as trial_folder
+from optuna_hermes._optuna._surrogate_sampler import SurrogateSampler as SurrogateSampler
+from optuna_hermes._optuna._surrogate_sampler import load_sampler as load_sampler
 from optuna_hermes._optuna._trials import SECONDS_ATTRIBUTE as SECONDS_ATTRIBUTE
 from optuna_hermes._optuna._trials import STATE_ATTRIBUTE as STATE_ATTRIBUTE
 from optuna_hermes._optuna._trials import Note as Note
@@ -98,30 +105,3 @@ from optuna_hermes._optuna._trials import trial_id as trial_id
 from optuna_hermes._optuna._trials import trial_states as trial_states
 from optuna_hermes._optuna._trials import write_value as write_value
 from optuna_hermes.ledger._secrets import without_password as without_password
-
-if TYPE_CHECKING:
-    from optuna_hermes._optuna._commands import log_warnings_only as log_warnings_only
-    from optuna_hermes._optuna._commands import optuna_verbs as optuna_verbs
-    from optuna_hermes._optuna._commands import run_optuna_cli as run_optuna_cli
-    from optuna_hermes._optuna._local_ledgers import claim_ledger as claim_ledger
-    from optuna_hermes._optuna._retrying_storage import flush_reports as flush_reports
-    from optuna_hermes._optuna._retrying_storage import keep_reports as keep_reports
-    from optuna_hermes._optuna._retrying_storage import retrying as retrying
-    from optuna_hermes._optuna._retrying_storage import tell as tell
-    from optuna_hermes._optuna._surrogate_sampler import SurrogateSampler as SurrogateSampler
-    from optuna_hermes._optuna._surrogate_sampler import load_sampler as load_sampler
-
-
-_HOMES = {
-    **dict.fromkeys(("log_warnings_only", "optuna_verbs", "run_optuna_cli"), "_commands"),
-    **dict.fromkeys(("flush_reports", "keep_reports", "retrying", "tell"), "_retrying_storage"),
-    "claim_ledger": "_local_ledgers",
-    **dict.fromkeys(("SurrogateSampler", "load_sampler"), "_surrogate_sampler"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    # A plain study needs neither Optuna's command line nor what only drivers and workers do.
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
