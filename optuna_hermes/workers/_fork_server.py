@@ -317,8 +317,6 @@ class _ForkServer:
     def _be_a_worker(self, server: int) -> None:
         try:
             self._leave(server)
-            self._parent.close()
-            os.close(self._words)
             own_positions()
         except BaseException:
             traceback.print_exc()
@@ -332,8 +330,9 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         leave_to_driver()
         self._selector.close()
-        self._wake.close()
-        self._wake_end.close()
+        for end in (self._wake, self._wake_end, self._parent):
+            end.close()
+        os.close(self._words)
         if self._successor is not None:
             self._successor.forget()
         forget_fork_server()
@@ -430,8 +429,6 @@ class _ForkServer:
         status = 1
         try:
             self._leave(server)
-            self._parent.close()
-            os.close(self._words)
             os.close(self._words_end)
             heir = _ForkServer(parent, self._job, self._objective, None, words, self._study)
             heir._refused |= self._refused

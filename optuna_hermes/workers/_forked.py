@@ -17,10 +17,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from optuna_hermes import _optuna
 from optuna_hermes._heap import flush_files, freeze
+from optuna_hermes._optuna import Study
 from optuna_hermes.workers._fork_safety import has_python_threads, why_not_fork
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import stream
@@ -28,9 +29,6 @@ from optuna_hermes.workers._processes import ForkedProcess, end_with
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group
 from optuna_hermes.workers._start_method import forget_fork_server
 from optuna_hermes.workers._threads import THREADS_VARIABLE, limit_threads
-
-if TYPE_CHECKING:
-    from optuna_hermes._optuna import Study
 
 
 def why_new_python(objective: Objective | str, study: Study | None) -> str | None:

@@ -135,17 +135,18 @@ def serve(
             traceback.print_exc()
     finally:
         try:
-            with contextlib.suppress(Exception):
-                _end_daemons()
-            with contextlib.suppress(Exception):
-                _end_idle_pools()
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # the objective may have closed or replaced it
-                    stream.flush()
-            with contextlib.suppress(Exception):
-                flush_files()  # as Python does at its exit, for files that nobody closes
+            # As Python does at its exit: the last one for files that nobody closes.
+            for end in (_end_daemons, _end_idle_pools, _flush_streams, flush_files):
+                with contextlib.suppress(Exception):
+                    end()
         finally:
             os._exit(status)  # nothing may return to the server's loop in a second process
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the objective may have closed or replaced it
+            stream.flush()
 
 
 def _end_daemons() -> None:
@@ -165,10 +166,14 @@ def _end_idle_pools() -> None:
         manager = getattr(pool, "_executor_manager_thread", None)
         # That of the process that this one was forked from does not run here.
         if pool is not None and manager is not None and manager.is_alive():
-            end = partial(pool.shutdown, kill_workers=True)
-            thread = threading.Thread(target=end, daemon=True)
-            thread.start()
-            thread.join(LEAVE_SECONDS)
+            _call_within(LEAVE_SECONDS, partial(pool.shutdown, kill_workers=True))
+
+
+def _call_within(seconds: float, call: Callable[[], object]) -> None:
+    """Call on a thread, which may end by ``sys.exit()``, or wait for ever."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:
@@ -482,20 +487,14 @@ def _finish_wandb(raised: BaseException | None) -> None:
     setup = sys.modules.get("wandb.sdk.wandb_setup")
     # The script's own, which a fork inherits, is not ended here.
     if getattr(getattr(setup, "_singleton", None), "_pid", None) == os.getpid():
-        # On a thread, which may end by sys.exit(), or wait for a network for ever.
-        end = partial(sys.modules["wandb"].teardown, int(failed))
-        thread = threading.Thread(target=end, daemon=True)
-        thread.start()
-        thread.join(_WANDB_SECONDS)
+        _call_within(_WANDB_SECONDS, partial(sys.modules["wandb"].teardown, int(failed)))
 
 
 def _leave_fork(status: int) -> NoReturn:
     """End a process that the objective has forked, without what its parent alone may clean up."""
     if status == 1 and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    _flush_streams()
     os._exit(status)
 
 

@@ -147,8 +147,10 @@ class WorkerPool:
         self._environment = _environment(devices)
         open_closed_streams()
         self._statuses: dict[int, int] = {}
-        self._n_ended = 0
-        self._said: set[str] = set()
+        self.n_ended = 0
+        """The number of workers that have ended."""
+        self.said: set[str] = set()
+        """The messages that workers have sent."""
         self._notes: dict[str, bool] = {}
         self.starts = Starts()
         self._process: ForkedProcess | subprocess.Popen[bytes]
@@ -250,21 +252,11 @@ class WorkerPool:
             with contextlib.suppress(ConnectionError):  # reading from the socket will raise
                 self._socket.sendall(b"f" * missing)
 
-    @property
-    def said(self) -> frozenset[str]:
-        """The set of messages that workers have sent."""
-        return frozenset(self._said)
-
     def new_notes(self) -> list[str]:
         """Lines for the user, each of them once."""
         new = [text for text, shown in self._notes.items() if not shown]
         self._notes.update(dict.fromkeys(new, True))
         return new
-
-    @property
-    def n_ended(self) -> int:
-        """The number of workers that have ended."""
-        return self._n_ended
 
     def status_of(self, pid: int) -> int | None:
         """The exit status of a worker, or minus a signal; None while unknown."""
@@ -320,12 +312,12 @@ class WorkerPool:
             elif line.get("said") == NOTE:
                 self._notes.setdefault(line["reason"], False)
             elif "said" in line:
-                self._said.add(line["said"])
+                self.said.add(line["said"])
                 self.starts.said(line["worker"], line["said"], line["reason"])
             elif "exited" in line:
                 self._alive.discard(line["exited"])
                 self._statuses[line["exited"]] = line["status"]
-                self._n_ended += 1
+                self.n_ended += 1
                 how, alive = described(line["status"]), len(self._alive)
                 refused = self.starts.exited(line["exited"], how, alive=alive)
                 if refused is not None:

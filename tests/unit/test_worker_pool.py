@@ -56,7 +56,7 @@ def test_an_import_may_be_waited_for_any_time(
 
 def test_the_number_of_a_process_may_come_again(pool: WorkerPool, ends: Any) -> None:
     """The exit status of the earlier one is not that of a worker that lives."""
-    pool._asked, pool._alive, pool._statuses, pool._n_ended = 2, set(), {}, 0
+    pool._asked, pool._alive, pool._statuses, pool.n_ended = 2, set(), {}, 0
     pool.starts = Starts()
     ends[1].sendall(b'{"forked": 7}\n{"exited": 7, "status": 1}\n')
     pool._read()
@@ -68,8 +68,8 @@ def test_the_number_of_a_process_may_come_again(pool: WorkerPool, ends: Any) -> 
 
 def test_a_worker_without_room_for_its_threads_is_said_once(pool: WorkerPool, ends: Any) -> None:
     """As one that could not be forked: the user may raise the limit of processes."""
-    pool._asked, pool._alive, pool._statuses, pool._n_ended = 3, set(), {}, 0
-    pool._notes, pool._said, pool.starts = {}, set(), Starts()
+    pool._asked, pool._alive, pool._statuses, pool.n_ended = 3, set(), {}, 0
+    pool._notes, pool.said, pool.starts = {}, set(), Starts()
     for pid in (7, 8, 9):
         said = {"worker": pid, "said": "failed", "reason": "can't start new thread"}
         lines = {"forked": pid}, said, {"exited": pid, "status": 1}
