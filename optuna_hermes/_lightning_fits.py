@@ -117,7 +117,6 @@ class FitLoop(CooperativeLoop):
         return self._hooks
 
     def use_elastic_devices(self, devices: ElasticDevices) -> None:
-        """Let the number of devices change."""
         self.elastic = self._elastic_devices = self._checkpoints.elastic_devices = devices
 
     @property
@@ -260,7 +259,6 @@ class FitLoop(CooperativeLoop):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from a checkpoint."""
         self._unit = self._fits.units = state["unit"]
         self.value, self.units.by_validation = state["value"], state["by_validation"]
 
@@ -418,7 +416,6 @@ class FitLoop(CooperativeLoop):
     # -- several processes: see ``_lightning/_ddp.py`` ------------------------------------------
 
     def leased(self) -> bool:
-        """True if the trial has a session."""
         return (self._session or session_of(self._trial)) is not None
 
     @contextlib.contextmanager
@@ -462,7 +459,6 @@ class FitLoop(CooperativeLoop):
         return prunes
 
     def be_rank(self, rank: Rank) -> None:
-        """Continue as a rank, in its own process."""
         # A rank's ``copy`` sends its part of a checkpoint to the process that has a ``Saver``.
         self._rank, self._saver = rank, cast(Saver, rank)
         self._session = rank if rank.leased else None

@@ -128,13 +128,8 @@ def tunes(trainer: Trainer | None, callback: Callback) -> bool:
     return callback not in getattr(trainer, "callbacks", ())  # asked before every batch
 
 
-def tuner_state(trainer: Trainer) -> dict[str, Any]:
-    """The settings that such callbacks have found, by the callback's ``state_key``."""
-    return found_by(callbacks_of(trainer))
-
-
 def found_by(callbacks: Iterable[Callback]) -> dict[str, Any]:
-    """The settings that some callbacks have found, by ``state_key``; of others there is none."""
+    """The settings that such callbacks have found, by ``state_key``; of others there is none."""
     found: dict[str, Any] = {}
     for each in callbacks:
         if isinstance(each, LearningRateFinder) and each.optimal_lr is not None:
@@ -163,8 +158,7 @@ def search_of(trainer: Trainer) -> Callback | None:
 def skip_search(trainer: Trainer, finder: Callback, found: dict[str, Any]) -> None:
     """Let such a callback take what it found in an earlier process, and end its ``fit``.
 
-    Args:
-        found: what ``found_by`` has returned; where it found nothing, it searches again.
+    Where ``found_by`` has found nothing of it, it searches again.
     """
     if finder.state_key not in found:
         return

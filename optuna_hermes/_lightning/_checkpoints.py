@@ -6,16 +6,11 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes._lightning._callbacks import skip_tuners, tuner_state
+from optuna_hermes._lightning._callbacks import found_by, skip_tuners
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
-from optuna_hermes._lightning._loops import (
-    add_up,
-    code_of,
-    count_anew,
-    loop_state,
-    restore_loop_state,
-)
+from optuna_hermes._lightning._loops import add_up, code_of, loop_state, restore_loop_state
 from optuna_hermes._lightning._module_hooks import with_names
+from optuna_hermes._lightning._namespace import callbacks_of
 from optuna_hermes._lightning._optimizers import (
     beside_own_states,
     inner_states,
@@ -62,11 +57,9 @@ class Checkpoints:
         return self._loaded is not None
 
     def begin(self, found: tuple[Checkpoint, Tree] | None) -> None:
-        """Begin a fit, with the checkpoint to resume from."""
         self._found = found
 
     def forget(self) -> None:
-        """Drop the checkpoint that was found."""
         self._found = None
 
     def leave(self) -> None:
@@ -89,7 +82,7 @@ class Checkpoints:
             "loggers": logger_state(trainer),
             "unsaved": hooks.unsaved.state_dict(),
             "loaders": hooks.loaders.state_dict(),
-            "tuners": tuner_state(trainer),
+            "tuners": found_by(callbacks_of(trainer)),
             "lottery": lottery_state(trainer),
             "settings": hooks.settings.changed(),
             # Lightning's files are of the first rank.
@@ -138,7 +131,8 @@ class Checkpoints:
             elastic_devices.seed = loaded.get("seed", elastic_devices.seed)
         loaded["changed"] = len(others) + 1 != (1 if rank is None else rank.count)
         if rank is not None and rank.rank > len(others):
-            loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
+            # It has accumulated no metrics in this epoch.
+            loaded["rng"], loaded["loop"] = None, {**loaded["loop"], "metrics": {}, "results": []}
         hooks.settings.restored = loaded["settings"]
         hooks.loaders.resume(None if loaded["changed"] else loaded["loaders"]["made"])
         hooks.resume_from(checkpoint, Path(state.path), hooked, strict=not left)

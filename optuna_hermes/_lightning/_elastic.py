@@ -154,11 +154,7 @@ class ElasticBatch:
     # -- between two batches -------------------------------------------------------------------
 
     def follow(self, wanted: int | None) -> int | None:
-        """Change to the requested size as soon as possible; to be called right before a fetch.
-
-        Returns:
-            The new size, None if it has not changed.
-        """
+        """Change to the requested size, before a fetch; return the one that it changes to."""
         if wanted is None or wanted == self._wanted:
             return None
         replay, trainer = self._running

@@ -126,11 +126,6 @@ def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:
                 _add(item, saved["metric"])
 
 
-def count_anew(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a process that has accumulated no metrics in this epoch."""
-    return {**state, "metrics": {}, "results": []}
-
-
 def _add(metric: Metric, saved: dict[str, Any]) -> None:
     meta = getattr(metric, "meta", None)
     if meta is not None and (meta.is_max_reduction or meta.is_min_reduction):

@@ -61,12 +61,7 @@ def restore_optimizers(
     inner_states: dict[str, Any],
     beside: list[dict[str, Any]],
 ) -> None:
-    """Make whole what Lightning has loaded; the tensors may be taken over.
-
-    Args:
-        states: those that Lightning has loaded.
-        beside: those that ``beside_own_states`` returned.
-    """
+    """Make whole the ``states`` that Lightning has loaded; the tensors may be taken over."""
     for optimizer, state, others in zip(trainer.optimizers, states, beside, strict=False):
         undo_casts(optimizer, state)
         put_beside_own_state(optimizer, others)

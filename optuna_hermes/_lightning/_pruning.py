@@ -19,8 +19,7 @@ def without_masks(
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Split into weights that an unpruned module can load, and the masks by parameter.
 
-    Args:
-        own: the names of that module's weights. Masks that it is made with stay among them.
+    Masks that this module is made with stay among its ``own`` names of weights.
     """
     masks = {
         name.removesuffix(_ORIG): weights[name.removesuffix(_ORIG) + _MASK]

@@ -18,12 +18,7 @@ _SWITCHED_OFF = (
 
 
 def switch_requeueing_off(trainer: Trainer, folder: Path | None) -> None:
-    """Let a Trainer set no handler for SLURM's signal, and say so once; for ``setup``.
-
-    Args:
-        trainer: before it sets its handlers.
-        folder: of the trial's checkpoints; None for a trial that has none.
-    """
+    """Let a Trainer set no handler for SLURM's signal, and say so once; for ``setup``."""
     environment = trainer._accelerator_connector.cluster_environment
     if not getattr(environment, "auto_requeue", False):
         return

@@ -123,7 +123,6 @@ def _times(value: Any, factor: float) -> Any:
 
 
 def _with_parts(schedulers: Iterable[Any]) -> list[Any]:
-    """Schedulers, and the ones that they contain."""
     found: list[Any] = []
     waiting = list(schedulers)
     while waiting:

@@ -91,11 +91,8 @@ class TrainerHooks:
     ) -> None:
         """Make ``fit`` resume from a checkpoint, also if it was given a ``ckpt_path``.
 
-        Args:
-            checkpoint: what ``dump`` returned.
-            path: of its file.
-            hooked: what ``dump`` returned for ``on_load_checkpoint``; None for the same.
-            strict: False for a checkpoint that lacks weights.
+        ``hooked`` is what ``dump`` returned for ``on_load_checkpoint``, None for the same;
+        ``strict`` is False for a checkpoint that lacks weights.
         """
         connector = self.trainer._checkpoint_connector
         seen, restore = checkpoint if hooked is None else hooked, connector.restore_model
@@ -288,7 +285,6 @@ def _loosely(module: LightningModule) -> Iterator[None]:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if not is_lazy(tensor):
             yield name, tensor

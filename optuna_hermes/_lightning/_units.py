@@ -32,7 +32,6 @@ class Units:
         return False
 
     def epoch_ended(self) -> None:
-        """Note the end of an epoch."""
         # It is reported by the next hook: the module's own may still log metrics after this one.
         self._epoch_ended = True
 
@@ -58,9 +57,6 @@ class Units:
 
     def read(self, trainer: Trainer, *, several_devices: bool) -> float:
         """The value of a unit that is done.
-
-        Args:
-            several_devices: True if the value must be that of several devices.
 
         Raises:
             MonitorError: each of several devices has a value of its own.

@@ -62,10 +62,7 @@ class Variables:
 
 
 class _Found:
-    """The variables that functions of some objects close over.
-
-    Args: see ``Variables.attributes``.
-    """
+    """The variables that functions of some objects close over: see ``Variables.attributes``."""
 
     def __init__(
         self, owners: Iterable[object], others: Mapping[str, Attributes], known: Collection[int]
@@ -181,8 +178,7 @@ class _Contents(MutableMapping[str, Any]):
 def _parts(value: Any, *, whole: bool) -> Iterable[Any]:
     """The parts that may lead to further functions: of code, containers, and users' objects.
 
-    Args:
-        whole: True to look into a value of whatever class.
+    If ``whole`` is True, a value of whatever class is looked into.
     """
     kind = type(value)
     if kind is FunctionType:

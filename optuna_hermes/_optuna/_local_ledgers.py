@@ -48,7 +48,6 @@ def claim_ledger(study: optuna.Study, url: str | None = None) -> None:
     """Claim a study that has no database for a ledger.
 
     Args:
-        study: the study.
         url: of the database that its ledger is in; None for that which it has, or else for that of
             this host and user.
 

@@ -323,9 +323,6 @@ def is_late(study: optuna.Study) -> bool:
 def settle_reports(study: Any) -> None:
     """Wait until each value that was reported is in the study's database, or in the journal.
 
-    Args:
-        study: None for that of a ``FixedTrial``.
-
     Raises:
         Exception: the error of writing a value.
     """
@@ -336,11 +333,7 @@ def settle_reports(study: Any) -> None:
 
 @contextlib.contextmanager
 def beside(study: Any) -> Iterator[None]:
-    """Have values that are reported inside the block written while training goes on.
-
-    Args:
-        study: None for that of a ``FixedTrial``.
-    """
+    """Have values that are reported inside the block written while training goes on."""
     reports = _reports_of(study)
     if reports is None:
         yield
@@ -353,6 +346,7 @@ def beside(study: Any) -> Iterator[None]:
 
 
 def _reports_of(study: Any) -> Reports | None:
+    # The study of a ``FixedTrial`` is None.
     return getattr(getattr(study, "_storage", None), "reports", None)
 
 

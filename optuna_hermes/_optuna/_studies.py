@@ -467,9 +467,7 @@ def shared(study: optuna.Study) -> bool:
 def is_deleted(study: optuna.Study, key: str | None) -> bool:
     """True if the study is no longer in its storage; False while that does not answer.
 
-    Args:
-        study: the study.
-        key: its own, which a study made since with the same id has not; None if it had none yet.
+    A study made since with the same id has not its ``key``, which is None if it had none yet.
     """
     try:
         known = at_once(study).get_study_system_attrs(study._study_id)  # names are cached

@@ -129,11 +129,9 @@ class SurrogateSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Delegate to TPE."""
         return self._others.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Delegate to TPE."""
         self._others.before_trial(study, trial)
 
     def after_trial(
@@ -143,7 +141,6 @@ class SurrogateSampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Delegate to TPE."""
         self._others.after_trial(study, trial, state, values)
 
 

@@ -85,12 +85,7 @@ def _open(
 
 
 def replace_params(trial: optuna.Trial, params: Mapping[str, float]) -> None:
-    """Replace suggested numbers by others, as if these had been suggested; for a study in memory.
-
-    Args:
-        trial: that was opened, with a suggestion for each of the parameters.
-        params: the numbers, within the bounds of what was suggested.
-    """
+    """Replace suggested numbers by others within their bounds; for a study in memory."""
     for name, value in params.items():
         distribution = trial.distributions[name]
         own = distribution.to_internal_repr(value)

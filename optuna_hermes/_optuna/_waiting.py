@@ -87,14 +87,7 @@ def _thread_seconds() -> dict[int, float]:
 
 
 class Wait:
-    """Follows a trial that waits for a device.
-
-    Args:
-        study: of the trial.
-        key: of the study.
-        number: of the trial.
-        rest: called when a wait begins.
-    """
+    """Follows a trial that waits for a device; ``rest`` is called when a wait begins."""
 
     def __init__(
         self, study: optuna.Study, key: str, number: int, rest: Callable[[], None]

@@ -55,14 +55,8 @@ def start(
 ) -> str | None:
     """Start the hosts of a launch in a cluster of Ray, and return at once.
 
-    The storage, and ``$PGPASSWORD`` if there is one, are in the environment.
-
-    Args:
-        address: of the cluster, as ``ray.init`` takes it.
-        namespace: of the supervisor.
-        name: of the launch.
-        arguments: of ``optimize``.
-        others: of ``Supervisor``.
+    The storage, and ``$PGPASSWORD`` if there is one, are in the environment. ``arguments`` are
+    those of ``optimize``, ``others`` those of ``Supervisor``.
 
     Returns:
         Why they were not started, None if they were.

@@ -30,13 +30,9 @@ _OF_DEVICE = ("uncorrectable ECC error", "uncorrectable NVLink error", "GPU is l
 
 
 def is_of_device(error: BaseException, devices: str) -> bool:
-    """True if the device has failed, and not the objective.
+    """True if one of ``devices`` has failed, as in ``CUDA_VISIBLE_DEVICES``, not the objective.
 
     CUDA reports much the same for a wrong kernel and for a lost GPU, so the GPU driver is asked.
-
-    Args:
-        error: the objective's exception.
-        devices: the GPUs of its lease, as in ``CUDA_VISIBLE_DEVICES``.
     """
     text = text_of(error, str)
     if not (devices and isinstance(error, RuntimeError) and "CUDA error" in text):
@@ -68,10 +64,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_misuse(error: BaseException, *, anything_reported: bool) -> bool:
     """True if an error of this package, raised in an objective, fails its trial alone.
 
-    Args:
-        error: the objective's exception.
-        anything_reported: true if any trial of the study has reported a value. If none has, a
-            metric that is not logged is misspelt in all of them, and fails no trial.
+    If no trial of the study has reported anything, a metric that is not logged is misspelt in all
+    of them, and fails no trial.
     """
     if isinstance(error, MonitorError):
         return anything_reported

@@ -96,10 +96,7 @@ def main() -> int:
 def serve_driver(parent: socket.socket, objective: Objective, *, collects: bool) -> int:
     """Serve the driver that this process is a fork of.
 
-    Args:
-        parent: the end of a socket whose other end is the driver's.
-        objective: the driver's own.
-        collects: the script has not disabled the garbage collector.
+    ``collects`` is False if the script has disabled the garbage collector.
     """
     prepare_imports(b"", sys.path, sys.argv)
     return _serve(parent, lambda: objective, pack, collects=collects)

@@ -35,10 +35,6 @@ def why_new_python(objective: Objective | str, study: Study | None) -> str | Non
     """The reason why the fork server must be a new Python; None if this process can be forked.
 
     Closes this process's connections to the study's database: SQLite's locks do not survive a fork.
-
-    Args:
-        objective: a text names a file, which the driver has not imported.
-        study: None if it is not loaded yet.
     """
     if isinstance(objective, str) or study is None:
         return "the driver has not imported the objective"
@@ -56,13 +52,9 @@ def why_new_python(objective: Objective | str, study: Study | None) -> str | Non
 def fork_server(
     objective: Objective, end: socket.socket, ours: socket.socket, environment: Mapping[str, str]
 ) -> ForkedProcess:
-    """Fork this process; the fork serves at ``end``, and never returns to the caller.
+    """Fork this process; the fork serves at ``end`` of the socket, and never returns to the caller.
 
-    Args:
-        objective: used as it is.
-        end: the fork's end of the socket.
-        ours: the driver's, which the fork closes.
-        environment: of the fork.
+    It closes ``ours``, the driver's end, and has an environment of its own.
     """
     _flush()
     driver = os.getpid()

@@ -42,11 +42,8 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 class Losses:
     """Reports lost processes to the user, and to Optuna the trials that are given up for them.
 
-    Args:
-        study: their study.
-        folder: the folder that contains one folder for each trial.
-        status_of: gives the exit status of a process of the study, None while it is unknown.
-        note: shows a line.
+    ``folder`` has one folder for each trial; ``status_of`` gives the exit status of a process, None
+    while it is unknown.
     """
 
     def __init__(
@@ -161,11 +158,7 @@ def _last_lines(log: Path) -> list[str]:
 
 
 class DeviceNotices:
-    """Notes once why a device cannot be leased, and once that it can again.
-
-    Args:
-        note: shows a line.
-    """
+    """Notes once why a device cannot be leased, and once that it can again."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -211,10 +204,6 @@ class Repeats:
 
     Each has a copy of the sampler as it was when the call began. One that is neither Optuna's nor
     this package's may draw from a state outside of it, or go through a list.
-
-    Args:
-        study: the study.
-        note: shows a line.
     """
 
     def __init__(self, study: optuna.Study, note: Callable[[str], None]) -> None:

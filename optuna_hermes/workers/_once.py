@@ -112,12 +112,7 @@ def set_objective(function: FunctionType | None) -> None:
 
 
 def begin_worker(share: Callable[[str], None] | None, note: Callable[[str], None]) -> None:
-    """Prepare a worker process.
-
-    Args:
-        share: sends a packed call to the fork server; None if workers are not forked.
-        note: shows a line to the user.
-    """
+    """Prepare a worker; ``share`` sends a packed call to the fork server that it is a fork of."""
     _process.share = share
     _process.note = note
 
@@ -128,11 +123,7 @@ def begin_trial(seed: int) -> None:
 
 
 def compute(packed: str) -> str:
-    """Compute the value of a packed call in this process, for those it forks.
-
-    Returns:
-        The reason why it cannot be shared, or an empty text.
-    """
+    """Compute a packed call's value for processes to fork; the reason if they cannot share it."""
     files = _open_files()
     try:
         # Here alone: what arguments import or raise must not harm a process that serves.
@@ -156,7 +147,6 @@ def is_computed(packed: str) -> bool:
 
 
 def name_of(packed: str) -> str:
-    """The qualified name of a packed call's function."""
     return packed.partition(" ")[2]
 
 

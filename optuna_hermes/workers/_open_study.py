@@ -53,9 +53,6 @@ def open_study_message(
     """The message that opens a study: trials to come, and corrections from Optuna to its ledger.
 
     Args:
-        study: the study.
-        spec: the broker's description of it.
-        ledger: of the study.
         instance: the broker; trials that others are about to begin are left to them.
         n_trials: number of trials that the study shall have in the end, None for no bound.
         max_alive: worker processes that will be kept alive.

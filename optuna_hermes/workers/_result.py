@@ -166,8 +166,6 @@ def trial_results(
     """Every trial of the study, with its figures from the ledger.
 
     Args:
-        study: the study.
-        ledger: its ledger.
         root: the folder of its checkpoints, of which the ledger may lack the last ones.
         taken: another process trains it now.
     """
@@ -224,9 +222,7 @@ def _value(trial: FrozenTrial) -> float | None:
 def failure_of(trials: Sequence[TrialResult], failures: FailureSummary | None) -> str | None:
     """The reason why no trial has succeeded or will; None if one has, or may still.
 
-    Args:
-        trials: all trials of the study.
-        failures: of this call, None if a broker has told of none.
+    ``failures`` are those of this call, None if a broker has told of none.
     """
     hopeless = failures is not None and failures.hopeless
     failed = [trial.number for trial in trials if trial.state == "FAIL"]

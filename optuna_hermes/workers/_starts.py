@@ -44,12 +44,10 @@ class Starts:
         self._refused_at = -math.inf
 
     def forked(self, pid: int) -> None:
-        """Record a new worker."""
         self._refused_in_a_row = 0
         self._failed_before[pid] = self._failed
 
     def said(self, pid: int, word: str, reason: str) -> None:
-        """Record a message of a worker."""
         if self._last.get(pid, ("", ""))[0] == BEGAN:
             return
         self._last[pid] = word, reason

@@ -35,9 +35,7 @@ class Stops:
     Args:
         began: when the call began, on the monotonic clock.
         timeout: seconds from then on after which all trials are suspended; None for no bound.
-        known: the surroundings of this process.
         grace_seconds: time from a signal to the end of all processes.
-        note: shows a line to the user.
     """
 
     def __init__(
@@ -120,11 +118,7 @@ class Stops:
         return None if self.at == math.inf else self.at - time.monotonic()
 
     def is_over(self, import_seconds: float) -> bool:
-        """True if all is to be suspended now; the reason is noted once.
-
-        Args:
-            import_seconds: how long the objective was imported.
-        """
+        """True if all is to be suspended now; the reason is noted once."""
         now = time.monotonic()
         if now < self.at:
             return self.signal is not None

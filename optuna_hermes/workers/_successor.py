@@ -25,7 +25,6 @@ class Successor:
         self._unread = b""
 
     def fork(self, count: int) -> None:
-        """Have it fork workers."""
         self.n_requested += count
         with contextlib.suppress(ConnectionError):  # its exit will be noticed
             self.socket.sendall(b"f" * count)

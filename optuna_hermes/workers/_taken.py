@@ -25,11 +25,7 @@ _ANSWER_SECONDS = 2.0
 
 
 def driver_of(key: str) -> int | None:
-    """The process that optimizes a study on this host; None if there is none, as far as is known.
-
-    Args:
-        key: the study's key.
-    """
+    """The process that optimizes a study on this host; None if none is known to."""
     study = None
     with contextlib.suppress(BrokerError):
         status = broker_status(trials=False, on_silence=_give_up)
@@ -46,7 +42,6 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
     """Wait until no other driver of this host optimizes a study.
 
     Args:
-        key: the study's key.
         pid: the process of its driver, by the broker's error.
         should_stop: polled; True ends the wait.
 

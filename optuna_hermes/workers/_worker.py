@@ -150,7 +150,6 @@ def _flush_streams() -> None:
 
 
 def _end_daemons() -> None:
-    """Terminate daemonic processes, as Python does at its exit."""
     for child in multiprocessing.active_children():
         if child.daemon and child._parent_pid == os.getpid():  # type: ignore[attr-defined]
             child.terminate()
@@ -354,14 +353,7 @@ class _TrialExecution:
     def _tell(
         self, trial: optuna.Trial, values: Any, state: TrialState | None, error: str | None
     ) -> None:
-        """Tell Optuna and the broker that a trial has ended.
-
-        Args:
-            trial: the trial.
-            values: what the objective has returned.
-            state: None if it has returned.
-            error: of a trial that has failed.
-        """
+        """Tell Optuna and the broker that a trial has ended; ``state`` is None if it has values."""
         try:
             told = _optuna.tell(self._study, trial, values, state)
         except (TypeError, OverflowError):  # of a text, or of an integer that is too large
@@ -501,9 +493,7 @@ def _leave_fork(status: int) -> NoReturn:
 class _Notes:
     """Writes notes for the dashboard on a thread, so that they cost no device time.
 
-    Args:
-        note: writes one.
-        disconnect: called when the trial is parked: a process that waits needs no connection.
+    ``disconnect`` is called when the trial is parked: a process that waits needs no connection.
     """
 
     def __init__(self, note: _optuna.Note, disconnect: Callable[[], None]) -> None:
@@ -516,7 +506,6 @@ class _Notes:
             self._thread.start()
 
     def put(self, state: TrialStatus) -> None:
-        """Queue a state to be written."""
         self._queue.put(state)
 
     def close(self) -> None:

@@ -79,9 +79,6 @@ def start(
     """Start the fork server, and beside it the broker, while the caller opens its database.
 
     Args:
-        objective: a function or a text.
-        settings: of the call.
-        study_name: name of the study.
         study: to be optimized; None if it is not loaded yet.
 
     Raises:
@@ -130,8 +127,6 @@ class WorkerPool:
     server has been sent one.
 
     Args:
-        objective: a function or a text.
-        study_name: name of the study.
         devices: as ``--devices``; CPU slots share the cores.
         new_python: the reason why the fork server is a new Python; None if it is a fork of this
             process.
@@ -220,9 +215,6 @@ class WorkerPool:
     def wait_until_ready(self, until: float = math.inf) -> bool:
         """Wait until the fork server has loaded the objective; False if it has not in time.
 
-        Args:
-            until: by ``time.monotonic``.
-
         Raises:
             ObjectiveError: it cannot be loaded.
         """
@@ -263,11 +255,7 @@ class WorkerPool:
         return self._statuses.get(pid)
 
     def wait(self, seconds: float, other: WatchedStudy) -> bool:
-        """Wait for a message of the fork server or of another, or for ``seconds``.
-
-        Returns:
-            True if the other has something to hear.
-        """
+        """Wait for a message of the fork server or another, or for ``seconds``; True if of that."""
         # Not select(), which knows no file descriptor above 1023: a new broker's may be any.
         readable = wait([self._socket, other.fileno()], seconds)
         if self._socket in readable:
