@@ -60,8 +60,6 @@ class BoostingLoop(CooperativeLoop):
         """Begin the next training.
 
         Args:
-            monitor: name of the value to report, ``DATA-METRIC``.
-            report_interval: number of rounds in a unit.
             save: returns the booster, serialised.
             problem: the reason why the trial cannot be stored, None if it can.
             end: number of all rounds, None if unknown.
@@ -76,9 +74,8 @@ class BoostingLoop(CooperativeLoop):
 
     def end_training(self) -> None:
         """Keep the booster of a training that is over: a new process of the trial replays it."""
-        last = self._trainings.last
-        if last is not None and last.save is not None:
-            if self.can_store and len(last.history) > last.replayed:
+        for last in self._trainings.begun[-1:]:
+            if last.save is not None and self.can_store and len(last.history) > last.replayed:
                 last.model = last.save()
             last.save = None
 
@@ -95,18 +92,16 @@ class BoostingLoop(CooperativeLoop):
     def recorded(self, number: int) -> Any:
         """The recorded evaluation of a round to replay, None if the round is to be trained."""
         last = self._trainings.last
-        return last.history[number] if last is not None and number < last.replayed else None
+        return last.history[number] if number < last.replayed else None
 
     def recorded_from(self, number: int) -> int:
         """The number of rounds to replay from this one on."""
-        last = self._trainings.last
-        return 0 if last is None else max(0, last.replayed - number)
+        return max(0, self._trainings.last.replayed - number)
 
     @property
     def model(self) -> bytes | None:
         """The serialised booster that the last training goes on from; None if it is new."""
-        last = self._trainings.last
-        return None if last is None else last.model
+        return self._trainings.last.model
 
     def warn_of_uncut(self, kind: str) -> None:
         """Say once that callbacks are answered with rounds that come later."""
@@ -125,11 +120,7 @@ class BoostingLoop(CooperativeLoop):
             self.switch_point()
 
     def end_round(self, evaluation: Any, values: dict[str, float]) -> None:
-        """Record a trained round, and report if it ends a unit.
-
-        Args:
-            evaluation: the library's evaluation, in plain values.
-            values: the evaluated values by name.
+        """Record the plain values of a round's evaluation, and report if it ends a unit.
 
         Raises:
             MonitorError: the monitored one is not among them.
@@ -142,7 +133,6 @@ class BoostingLoop(CooperativeLoop):
                 f"round, but there are: {names}."
             )
         training = self._trainings.last
-        assert training is not None
         training.history.append(evaluation)
         self.value = training.value = float(values[self._monitor])
         trained = len(training.history)
@@ -268,9 +258,9 @@ class _Trainings:
         self._recorded: list[Training] = []
 
     @property
-    def last(self) -> Training | None:
-        """The training that has begun last."""
-        return self.begun[-1] if self.begun else None
+    def last(self) -> Training:
+        """The training that has begun last; asked in one only."""
+        return self.begun[-1]
 
     def begin(self, save: Callable[[], bytes]) -> Training:
         """Begin the next training: a new one, or the next that an earlier process has begun."""

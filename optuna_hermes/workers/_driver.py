@@ -314,7 +314,6 @@ class Driver:
         self._job = WorkerInput(
             study=study,
             spec=spec,
-            seed=seed,
             checkpoint_root=self._root,
             checkpoint_url=url,
             unwritable=problem is not None,

@@ -120,12 +120,8 @@ def _accelerators_work() -> bool:
     return True
 
 
-def has_python_threads() -> bool:
-    """True if Python has threads beside the main one that a fork would lack."""
-    return bool(_missed_threads())
-
-
-def _missed_threads() -> list[threading.Thread]:
+def missed_threads() -> list[threading.Thread]:
+    """Python's threads, beside the main one, that a fork would lack."""
     return [each for each in _python_threads() if type(each).__name__ not in _NOT_MISSED]
 
 
@@ -135,7 +131,7 @@ def _python_threads() -> list[threading.Thread]:
 
 def _has_other_threads() -> bool:
     """True if there are threads beside the main one that a fork would lack."""
-    if has_python_threads():
+    if missed_threads():
         return True
     torch = sys.modules.get("torch")
     # Torch has a pool of its own for set_num_threads(), and drops it in forks.
@@ -146,7 +142,7 @@ def _has_other_threads() -> bool:
 def other_threads() -> str:
     """The names of the threads that a fork would lack, with commas."""
     native = Counter(_native_threads())  # most have the name of the program
-    found = [each.name for each in _missed_threads()]
+    found = [each.name for each in missed_threads()]
     return ", ".join(found + [f"{count} x {name}" for name, count in sorted(native.items())])
 
 

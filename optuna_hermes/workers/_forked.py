@@ -22,7 +22,7 @@ from typing import NoReturn
 from optuna_hermes import _optuna
 from optuna_hermes._heap import flush_files, freeze
 from optuna_hermes._optuna import Study
-from optuna_hermes.workers._fork_safety import has_python_threads, why_not_fork
+from optuna_hermes.workers._fork_safety import missed_threads, why_not_fork
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import stream
 from optuna_hermes.workers._processes import ForkedProcess, end_with
@@ -41,7 +41,7 @@ def why_new_python(objective: Objective | str, study: Study | None) -> str | Non
     # The kernel ends a fork with the thread that it is a fork of.
     if threading.get_native_id() != os.getpid():
         return "it is not the main thread"
-    if has_python_threads():  # most of all in notebooks; these do not end soon
+    if missed_threads():  # most of all in notebooks; these do not end soon
         return "threads were started"
     if not _optuna.close_connections(study):
         return "the study's database may be open"

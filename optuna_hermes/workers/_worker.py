@@ -85,7 +85,6 @@ class WorkerInput:
     Args:
         study: the study, pickled.
         spec: the broker's description of it.
-        seed: every trial's seed is derived from it.
         checkpoint_root: folder with one folder for each trial.
         checkpoint_url: its place in a store that other hosts reach, None if they see the folder.
         unwritable: the user was warned already that nothing can be written there.
@@ -95,7 +94,6 @@ class WorkerInput:
 
     study: bytes
     spec: StudySpec
-    seed: int
     checkpoint_root: Path
     checkpoint_url: str | None = None
     unwritable: bool = False
@@ -246,8 +244,8 @@ class _TrialExecution:
         self._session.on_state = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
         given = len(trial.params)
-        _optuna.reseed(self._study.sampler, self._job.seed, trial.number, given)
-        seed = trial_seed(self._job.seed, trial.number)
+        _optuna.reseed(self._study.sampler, self._job.spec.seed, trial.number, given)
+        seed = trial_seed(self._job.spec.seed, trial.number)
         seed_everything(seed)
         seed_entropy(seed)
         self._session.on_first_batch = end_entropy
@@ -471,8 +469,7 @@ def _die(words: str) -> NoReturn:
 def _finish_wandb(raised: BaseException | None) -> None:
     """Let W&B write and send what it has, as at Python's exit: without it a whole run is lost.
 
-    Args:
-        raised: what has ended the objective. An error of the package's own fails no trial.
+    An error of the package's own, ``raised`` in the objective, fails no trial.
     """
     failed = isinstance(raised, (Exception, SystemExit))
     failed = failed and not isinstance(raised, (optuna.TrialPruned, HermesError))

@@ -358,7 +358,7 @@ def test_a_suggestion_that_a_journal_refuses_fails_its_own_trial_alone(tmp_path:
 def test_a_worker_says_who_has_called_stop() -> None:
     """Its objective, or the sampler once the trial is told."""
     study = optuna.create_study()
-    job = WorkerInput(study=b"", spec=None, seed=0, checkpoint_root=Path())  # type: ignore[arg-type]
+    job = WorkerInput(study=b"", spec=None, checkpoint_root=Path())  # type: ignore[arg-type]
     session: Any = SimpleNamespace(left=False)
     found = []
     for calls in (False, True):

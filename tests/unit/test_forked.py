@@ -39,7 +39,7 @@ def study(storage_url: str) -> optuna.Study:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process in which nothing else runs; that of tests may have threads."""
-    monkeypatch.setattr(_forked, "has_python_threads", lambda: False)
+    monkeypatch.setattr(_forked, "missed_threads", list)
     monkeypatch.setattr(_forked, "why_not_fork", lambda: None)
     return monkeypatch
 
@@ -119,7 +119,6 @@ def test_workers_do_not_inherit_a_journal(study: optuna.Study, tmp_path: Path) -
         job = WorkerInput(
             study=_optuna.for_workers(each),
             spec=spec,
-            seed=0,
             checkpoint_root=tmp_path,
             inherits=_optuna.is_inheritable(each),
         )
