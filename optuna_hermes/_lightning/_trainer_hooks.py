@@ -51,11 +51,7 @@ from optuna_hermes.suspend._values._tree import with_plain_tensors
 
 
 class TrainerHooks:
-    """The hooks in one trainer for the duration of one ``fit``.
-
-    Args:
-        replay: makes the ``ResumableSampler`` of a loader; None for one that is not elastic.
-    """
+    """The hooks in one trainer for one ``fit``; ``replay`` is None for one that is not elastic."""
 
     def __init__(
         self, trainer: Trainer, trial: str, replay: Callable[..., ResumableSampler] | None

@@ -492,11 +492,7 @@ def read_trials_once(study: optuna.Study) -> None:
 
 
 def close_connections(study: optuna.Study) -> bool:
-    """Close this process's connections to a study's database, so that it can be forked.
-
-    Returns:
-        False if there may be others, or connections of another kind.
-    """
+    """Close connections to a study's database before a fork; False if there may be others."""
     backend = backend_of(study)
     if not isinstance(backend, RDBStorage):
         return False

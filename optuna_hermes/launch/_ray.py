@@ -38,11 +38,7 @@ sys.exit(problem)
 
 
 class Ray(Launcher):
-    """Asks a cluster of Ray, from a process that can reach it.
-
-    Args:
-        address: of the cluster for new jobs, as ``ray.init`` takes it.
-    """
+    """Asks a cluster of Ray; new jobs are for that at ``address``, as ``ray.init`` takes it."""
 
     name = "ray"
 

@@ -53,13 +53,10 @@ _ENDED = frozenset({*_STATES.values(), "failed"})
 def start(
     *, address: str, namespace: str, name: str, arguments: Sequence[str], **others: Any
 ) -> str | None:
-    """Start the hosts of a launch in a cluster of Ray, and return at once.
+    """Start a launch's hosts in a cluster of Ray, and return at once: None, or why they were not.
 
     The storage, and ``$PGPASSWORD`` if there is one, are in the environment. ``arguments`` are
     those of ``optimize``, ``others`` those of ``Supervisor``.
-
-    Returns:
-        Why they were not started, None if they were.
     """
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
     if not _kill_ended(name):

@@ -30,7 +30,7 @@ _OF_DEVICE = ("uncorrectable ECC error", "uncorrectable NVLink error", "GPU is l
 
 
 def is_of_device(error: BaseException, devices: str) -> bool:
-    """True if one of ``devices`` has failed, as in ``CUDA_VISIBLE_DEVICES``, not the objective.
+    """True if a device has failed, not the objective; ``devices`` as in ``CUDA_VISIBLE_DEVICES``.
 
     CUDA reports much the same for a wrong kernel and for a lost GPU, so the GPU driver is asked.
     """

@@ -29,8 +29,7 @@ _FOR_USERS = ("cloudpickle", "_objective.py")
 class LibrariesFirst(MetaPathFinder):
     """Finder that resolves imports of libraries among libraries, and the user's as Python does.
 
-    Args:
-        own: name of the objective's file; an import of that name in it means a library.
+    In the objective's file, which has the name ``own``, an import of it means a library.
     """
 
     def __init__(self, own: str | None = None) -> None:

@@ -58,7 +58,6 @@ def open_study_message(
         max_alive: worker processes that will be kept alive.
         seconds_left, device_seconds: after which all trials are suspended, None for no bound.
         last: the status that an earlier broker has told this driver last, None if there was none.
-        again: the study is open already.
     """
     trials = study.get_trials(deepcopy=False)
     # Read after the trials: a process that created one of them has a live lease by then, or has

@@ -19,11 +19,7 @@ MOST_HANG_SECONDS = 1e7
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeSettings:
-    """Arguments of one call of ``optimize``, checked: see there.
-
-    Args:
-        power: the commands that power devices down and up, None if there are none.
-    """
+    """Arguments of one call of ``optimize``, checked: see there."""
 
     n_trials: int | None = None
     timeout: float | None = None

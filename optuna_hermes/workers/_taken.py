@@ -41,10 +41,6 @@ def _give_up(seconds: float) -> None:
 def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int | None:
     """Wait until no other driver of this host optimizes a study.
 
-    Args:
-        pid: the process of its driver, by the broker's error.
-        should_stop: polled; True ends the wait.
-
     Returns:
         The process of the driver if ``should_stop`` ended the wait; None if the driver has left.
 

@@ -58,11 +58,7 @@ _LONGEST_WAIT_SECONDS = 1e6
 
 
 class ServerKilledError(HermesError):
-    """A signal has ended the fork server, and all workers with it.
-
-    Args:
-        ended: what has ended, and how.
-    """
+    """A signal has ended the fork server, and all workers with it."""
 
     def __init__(self, ended: str) -> None:
         super().__init__(f"{ended}: run the same command again.")
@@ -184,8 +180,7 @@ class WorkerPool:
     def restart(self, study: Study) -> bool:
         """Start another fork server in the place of one that was killed, as its workers were.
 
-        Returns:
-            False if this process, which it was a fork of, can no longer be forked.
+        It is not started, and False returned, if this process can no longer be forked for it.
         """
         if self.new_python is None and why_new_python(self._objective, study) is not None:
             return False
@@ -213,7 +208,7 @@ class WorkerPool:
             self._process.wait()
 
     def wait_until_ready(self, until: float = math.inf) -> bool:
-        """Wait until the fork server has loaded the objective; False if it has not in time.
+        """Wait until the objective is loaded; False if not by ``until``, of ``time.monotonic``.
 
         Raises:
             ObjectiveError: it cannot be loaded.
