@@ -11,7 +11,7 @@ from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, read
 
 with extra("huggingface"):
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+    from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import TrainOutput
 
     from optuna_hermes._huggingface import Fetch, HuggingFaceLoop, own_batches, position
@@ -107,14 +107,7 @@ class HermesCallback(TrainerCallback):
         )
         self._found = None
 
-    def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, *args: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Report a unit, if the monitored value is logged."""
         loop = self._loop
         if self._trainer is None or loop is None or not loop.begun:

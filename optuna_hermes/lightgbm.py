@@ -123,14 +123,13 @@ class _Seeds:
         self._odd = False
         self._now: dict[str, int] = {}
 
-    def of_round(self, number: int) -> dict[str, int]:
-        """Parameters for a round; rows are drawn again after each ``bagging_freq``."""
+    def begin_round(self, number: int) -> None:
+        """Take the seeds of a round; rows are drawn again after each ``bagging_freq``."""
         turns = dict.fromkeys(self._seeds, number)
         if self._freq:
             turns["bagging_seed"] = number // self._freq
         # Halved: LightGBM's seeds are signed numbers of 32 bits.
         self._now = {n: trial_seed(seed, turns[n]) >> 1 for n, seed in self._seeds.items()}
-        return self._now
 
     def again(self) -> dict[str, int]:
         """Parameters to add to any change of parameters, so that rows are drawn again."""
@@ -161,7 +160,7 @@ class _Watched(lightgbm.Booster):
     def _begin_round(self, number: int) -> None:
         self._number, self._evaluated = number, False
         self._train_said: list[EvalResult] = []
-        self._seeds.of_round(number)
+        self._seeds.begin_round(number)
         try:
             self.reset_parameter({})
         except lightgbm.basic.LightGBMError as error:

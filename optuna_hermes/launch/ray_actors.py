@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ class RayHost:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                # It suspends its trials when the actor is killed.
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),
             )
             if self._stopped:  # while it was being created
                 await self.stop()
@@ -355,8 +357,3 @@ def _runtime_dir(name: str) -> str:
 def _shown(line: bytes) -> str:
     """The part of a line after its last carriage return, without those at its end."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-
-
-def _end_with_parent() -> None:
-    """Have this process sent SIGTERM when the actor is killed: then it suspends its trials."""
-    end_with_parent(signal.SIGTERM)

@@ -6,7 +6,6 @@ long as the script took for it. The fork has everything that the script has set,
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import io
@@ -24,7 +23,7 @@ from optuna_hermes._heap import flush_files, freeze
 from optuna_hermes._optuna import Study
 from optuna_hermes.workers._fork_safety import missed_threads, why_not_fork
 from optuna_hermes.workers._objective import Objective
-from optuna_hermes.workers._output import stream
+from optuna_hermes.workers._output import flush_streams, stream
 from optuna_hermes.workers._processes import ForkedProcess, end_with
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group
 from optuna_hermes.workers._start_method import forget_fork_server
@@ -56,7 +55,10 @@ def fork_server(
 
     It closes ``ours``, the driver's end, and has an environment of its own.
     """
-    _flush()
+    # What is buffered the fork would write once more.
+    flush_streams()
+    flush_files()
+    ctypes.CDLL(None).fflush(None)
     driver = os.getpid()
     # One that comes before the fork has its handlers would end it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
@@ -67,15 +69,6 @@ def fork_server(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return ForkedProcess(pid)
-
-
-def _flush() -> None:
-    """Write what is buffered, lest the fork write it once more."""
-    for each in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or it is closed
-            each.flush()
-    flush_files()
-    ctypes.CDLL(None).fflush(None)
 
 
 def _be_the_server(

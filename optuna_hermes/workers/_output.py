@@ -108,6 +108,13 @@ def open_closed_streams() -> None:
     os.close(number)
 
 
+def flush_streams() -> None:
+    """Write what is buffered for standard output and error."""
+    for each in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # none, closed, or replaced by the script or objective
+            each.flush()
+
+
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Drop what this process prints."""

@@ -46,7 +46,7 @@ from optuna_hermes.suspend._tiers._saver import is_first
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
-from optuna_hermes.workers._output import write_output_to
+from optuna_hermes.workers._output import flush_streams, write_output_to
 from optuna_hermes.workers._signals import sent_to_all
 from optuna_hermes.workers._words import (
     BEGAN,
@@ -134,17 +134,11 @@ def serve(
     finally:
         try:
             # As Python does at its exit: the last one for files that nobody closes.
-            for end in (_end_daemons, _end_idle_pools, _flush_streams, flush_files):
+            for end in (_end_daemons, _end_idle_pools, flush_streams, flush_files):
                 with contextlib.suppress(Exception):
                     end()
         finally:
             os._exit(status)  # nothing may return to the server's loop in a second process
-
-
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the objective may have closed or replaced it
-            stream.flush()
 
 
 def _end_daemons() -> None:
@@ -483,7 +477,7 @@ def _leave_fork(status: int) -> NoReturn:
     """End a process that the objective has forked, without what its parent alone may clean up."""
     if status == 1 and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    _flush_streams()
+    flush_streams()
     os._exit(status)
 
 
