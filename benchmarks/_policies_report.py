@@ -9,7 +9,7 @@ from typing import Any
 from _policies_studies import DEFAULTS
 from _policies_studies import EXPLANATION as STUDIES_EXPLANATION
 
-from optuna_hermes.replay import Result, Row, tabulate
+from optuna_hermes.replay import Result, tabulate
 from optuna_hermes.replay._studies import TIMES as STUDY_TIMES
 
 OURS = "hermes"
@@ -28,26 +28,28 @@ TIMES = {"best": "best_seconds", "top 3": "top3_seconds", "near": "near_seconds"
 def figures(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A dictionary for each policy, the soonest at the best trial first, clairvoyants last."""
     rows = tabulate(results)
-    (ours,) = (row for row in rows if row.policy == OURS)
+    (ours,) = (row for row in rows if row["policy"] == OURS)
     by_set = _by_set(results)
     found = [_figures(row, ours, by_set) for row in rows]
     return sorted(found, key=lambda row: row["policy"] in CLAIRVOYANT)
 
 
-def _figures(row: Row, ours: Row, by_set: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _figures(
+    row: dict[str, Any], ours: dict[str, Any], by_set: dict[str, dict[str, float]]
+) -> dict[str, Any]:
     against_fifo = {
-        name: by_set["fifo"][name] / seconds for name, seconds in by_set[row.policy].items()
+        name: by_set["fifo"][name] / seconds for name, seconds in by_set[row["policy"]].items()
     }
     worst = min(against_fifo, key=against_fifo.__getitem__)
     return {
-        "policy": row.policy,
-        "fifo": {head: row.ratios["fifo"][name] for head, name in TIMES.items()},
+        "policy": row["policy"],
+        "fifo": {head: row["ratios"]["fifo"][name] for head, name in TIMES.items()},
         "median_set": statistics.median(against_fifo.values()),
         "worst_set": {"name": worst, "ratio": against_fifo[worst]},
-        "round_robin": row.ratios.get("round-robin", {}).get("best_seconds"),
-        "ours": {head: row.means[name] / ours.means[name] for head, name in TIMES.items()},
-        "killed_best": row.killed_best,
-        "families": dict(row.families),
+        "round_robin": row["ratios"].get("round-robin", {}).get("best_seconds"),
+        "ours": {head: row[name] / ours[name] for head, name in TIMES.items()},
+        "killed_best": row["killed_best"],
+        "families": row["families"],
         "sets": against_fifo,
     }
 

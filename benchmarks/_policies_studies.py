@@ -140,7 +140,7 @@ def _ending(sets: Sequence[CurveSet], job: tuple[StudyRules, tuple[str, str], in
 def _rows(found: Mapping[tuple[str, str], Sequence[Ending]]) -> list[dict[str, Any]]:
     """A row for each contestant."""
     all_times = [each.times for endings in found.values() for each in endings]
-    times = dict(zip(found, (row.means for row in tabulate_studies(all_times)), strict=True))
+    times = dict(zip(found, tabulate_studies(all_times), strict=True))
     plain = [times[PLAIN_OPTUNA]] if PLAIN_OPTUNA in times else []
     return [
         {**_row(*each, endings), "as_fast": speed_ups(times[each], plain)}

@@ -20,8 +20,8 @@ from optuna_hermes.view.simulation import counting
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
     from optuna_hermes.cluster.jobs import ClusterJob
-    from optuna_hermes.replay import Result, Row, SimulationRules
-    from optuna_hermes.replay._studies import StudyMetrics, StudyRow, StudyRules
+    from optuna_hermes.replay import Result, SimulationRules
+    from optuna_hermes.replay._studies import StudyMetrics, StudyRules
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
@@ -91,7 +91,7 @@ def _of_sets(
     rules: SimulationRules | StudyRules,
     seeds: Sequence[int],
     simulate: Callable[[tuple[int, str, int]], Result[Any]],
-    tabulate: Callable[[Sequence[Result[Any]]], Sequence[Row | StudyRow]],
+    tabulate: Callable[[Sequence[Result[Any]]], Sequence[Document]],
 ) -> Document:
     jobs = list(product(range(len(sets)), policies, seeds))
     answers, failed = _simulated(simulate, jobs)
@@ -118,14 +118,8 @@ def _of_sets(
             }
             for each in results
         ],
-        "table": [_row(row) for row in tabulate(results)],
+        "table": tabulate(results),
     }
-
-
-def _row(row: Row | StudyRow) -> Document:
-    fields = {"policy": row.policy, **row.means, **vars(row)}
-    del fields["means"]
-    return fields
 
 
 def _simulated(

@@ -12,5 +12,4 @@ from optuna_hermes.replay._simulate import SimulationRules as SimulationRules
 from optuna_hermes.replay._simulate import check_names as check_names
 from optuna_hermes.replay._simulate import replay as replay
 from optuna_hermes.replay._simulate import simulate_one as simulate_one
-from optuna_hermes.replay._table import Row as Row
 from optuna_hermes.replay._table import tabulate as tabulate

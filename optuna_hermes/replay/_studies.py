@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -138,24 +139,12 @@ TIMES = ("any5", "any1", "fin5", "fin1")
 MEASURES = (*TIMES, "trials_opened")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyRow:
-    """A policy's metrics over all sets: geometric means over sets of the mean over seeds.
+def tabulate_studies(results: Sequence[Result[StudyMetrics]]) -> list[dict[str, Any]]:
+    """A row for each policy, in the order of their first results.
 
-    Args:
-        policy: name of the policy.
-        means: by each of ``MEASURES``.
-        ratios: speed-ups over ``fifo``, and over the ``best pruner`` in each of ``TIMES``; empty
-            where those were not simulated.
+    By name: each of ``MEASURES``, as ``means_of``; ``ratios``, the speed-ups over ``fifo`` and over
+    the ``best pruner`` in each of ``TIMES``, empty where those were not simulated.
     """
-
-    policy: str
-    means: dict[str, float]
-    ratios: dict[str, dict[str, float]]
-
-
-def tabulate_studies(results: Sequence[Result[StudyMetrics]]) -> list[StudyRow]:
-    """A row for each policy, in the order of their first results."""
     policies = list(dict.fromkeys(result.policy for result in results))
     means = {
         policy: means_of([result for result in results if result.policy == policy], MEASURES)
@@ -164,16 +153,16 @@ def tabulate_studies(results: Sequence[Result[StudyMetrics]]) -> list[StudyRow]:
     fifo = [means["fifo"]] if "fifo" in means else []
     pruners = [means[policy] for policy in policies if policy in PRUNERS]
     return [
-        StudyRow(
-            policy=policy,
-            means=own,
-            ratios={"fifo": speed_ups(own, fifo), "best pruner": speed_ups(own, pruners)},
-        )
+        {
+            "policy": policy,
+            **own,
+            "ratios": {"fifo": speed_ups(own, fifo), "best pruner": speed_ups(own, pruners)},
+        }
         for policy, own in means.items()
     ]
 
 
-def speed_ups(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:
+def speed_ups(means: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """By measure of time, speed-up over the rival that is best in it; empty without rivals."""
     if not rivals:
         return {}

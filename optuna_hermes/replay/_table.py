@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from optuna_hermes.replay._simulate import REFERENCES, Result
@@ -15,50 +14,35 @@ TIMES = ("best_seconds", "top3_seconds", "near_seconds", "auc")
 MEASURES = (*TIMES, "work_seconds")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A policy's metrics over all sets: geometric means over sets of the mean over seeds.
+def tabulate(results: Sequence[Result[Metrics]]) -> list[dict[str, Any]]:
+    """A row for each policy, in the order of ``best_seconds``; all need the same sets and seeds.
 
-    Args:
-        policy: name of the policy.
-        means: by each of ``MEASURES``.
-        switches: mean number of switches over all simulations.
-        killed_best: fraction of all simulations in which the best trial was pruned.
-        ratios: by reference and each of ``TIMES``, the reference's time over the policy's, without
-            references that were not simulated.
-        families: by family, the ratio of ``best_seconds`` to ``fifo``.
+    By name: each of ``MEASURES``, as ``means_of``; the mean number of ``switches`` of a simulation,
+    and the share of simulations that have ``killed_best``; ``ratios`` by reference that was
+    simulated and each of ``TIMES``, its time over the policy's; the same of ``best_seconds`` to
+    ``fifo`` by family.
     """
-
-    policy: str
-    means: Mapping[str, float]
-    switches: float
-    killed_best: float
-    ratios: Mapping[str, Mapping[str, float]]
-    families: Mapping[str, float]
-
-
-def tabulate(results: Sequence[Result[Metrics]]) -> list[Row]:
-    """A row for each policy, in the order of ``best_seconds``; all need the same sets and seeds."""
-    policies = list(dict.fromkeys(result.policy for result in results))
-    by_policy = {name: [each for each in results if each.policy == name] for name in policies}
+    by_policy: dict[str, list[Result[Metrics]]] = {}
+    for result in results:
+        by_policy.setdefault(result.policy, []).append(result)
     means = {name: means_of(found, MEASURES) for name, found in by_policy.items()}
     families = {name: _by_family(found) for name, found in by_policy.items()}
     rows = [
-        Row(
-            policy=name,
-            means=means[name],
-            switches=_mean(each.metrics.switches for each in by_policy[name]),
-            killed_best=_mean(each.metrics.killed_best for each in by_policy[name]),
-            ratios={
+        {
+            "policy": name,
+            **means[name],
+            "switches": _mean(each.metrics.switches for each in found),
+            "killed_best": _mean(each.metrics.killed_best for each in found),
+            "ratios": {
                 reference: _ratios(means[reference], means[name], TIMES)
                 for reference in REFERENCES
                 if reference in means
             },
-            families=_ratios(families.get("fifo", {}), families[name], families[name]),
-        )
-        for name in policies
+            "families": _ratios(families.get("fifo", {}), families[name], families[name]),
+        }
+        for name, found in by_policy.items()
     ]
-    return sorted(rows, key=lambda row: row.means["best_seconds"])
+    return sorted(rows, key=lambda row: row["best_seconds"])
 
 
 def means_of(results: Sequence[Result[Any]], names: Iterable[str]) -> dict[str, float]:
