@@ -11,15 +11,18 @@ import numpy as np
 from optuna_hermes.cluster.candidates import Candidate, candidates
 from optuna_hermes.cluster.ones_search import Evolution, Schedules, SearchSpace
 from optuna_hermes.cluster.placement import (
+    GATE,
     assign_leftovers,
     current_owners,
     hosts_of,
     to_assignments,
 )
-from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, free_devices
 
+# Schedules that survive a generation, and generations in one decision.
+POPULATION = 16
+GENERATIONS = 4
 # Number of schedules kept in the policy memory, which the next decision begins with.
 KEPT = 4
 # Least number of trials that compete (at least three for each device); others have more left.
@@ -42,28 +45,11 @@ class Ones(Policy):
     This project's own: idle devices go where they win most, with some randomness; all devices of a
     trial share its batch evenly; the score of a schedule is the rate at which it brings down the
     remaining utilisation of all (``SearchSpace.weight``), and a trial that changes devices pays the
-    cost of the switch, or ``gate`` of its time; speeds on other devices are fitted to measurements
+    cost of the switch, or a tenth of its time; speeds on other devices are fitted to measurements
     (``candidates``), on up to twice the devices and twice the batch of these. Trials that are not
     elastic keep their batch size and number of devices, and one whose last value is NaN or infinite
     goes last. The best schedules are kept in the policy memory.
-
-    Args:
-        population: schedules that survive a generation.
-        generations: number of generations in one decision.
-        gate: share of its time to the end that a trial must win by a change of devices.
     """
-
-    def __init__(self, population: int = 16, generations: int = 4, gate: float = 0.1) -> None:
-        if population < 1 or generations < 0:
-            raise InvalidInputError(
-                "There must be a schedule at least, and no negative number of generations, but "
-                f"got population={population} and generations={generations}."
-            )
-        if not 0 <= gate < 1:
-            raise InvalidInputError(f"gate must be 0 or more, and below 1, but got {gate}.")
-        self.population = population
-        self.generations = generations
-        self.gate = gate
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Evolve the schedules of the last decision, and assign by the best."""
@@ -73,38 +59,37 @@ class Ones(Policy):
         found = candidates(snapshot, max(MOST_CANDIDATES, 3 * len(devices)))
         if not found:
             return Decision(memory=snapshot.memory)
-        space = self._space(snapshot, found, devices)
+        space = _space(snapshot, found, devices)
         units = sum(trial.curve.units for trial in snapshot.trials)
         # Seeded by the snapshot alone: the same snapshot must give the same decision.
         rng = np.random.default_rng([abs(snapshot.seed), len(found), len(snapshot.finished), units])
         seeds = _seeds(space, found, devices, snapshot.memory)
         # A limit in seconds is not possible, for a policy reads no clock: docs/design/0018 has the
         # time on 64 devices.
-        best = Evolution(space, rng).best(
-            seeds, population=self.population, generations=self.generations
-        )
+        best = Evolution(space, rng).best(seeds, population=POPULATION, generations=GENERATIONS)
         return Decision(
             assignments=_assignments(snapshot, found, devices, best),
             memory={"plans": [_plan(found, devices, row) for row in best.owner[:KEPT].tolist()]},
         )
 
-    def _space(
-        self, snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device]
-    ) -> SearchSpace:
-        n_levels = max(len(each.batch_sizes) for each in found)
-        seconds = np.full((len(found), n_levels, len(devices) + 1, 2), np.inf)
-        for index, each in enumerate(found):
-            seconds[index, : len(each.batch_sizes)] = each.seconds
-            seconds[index, :, 0] = 0.0
-        return SearchSpace(
-            seconds=seconds,
-            wanted=np.array([each.wanted for each in found]),
-            value=np.array([DIVERGED if each.diverged else 1.0 for each in found]),
-            switch_seconds=np.array([each.switch_seconds for each in found]),
-            gate=self.gate,
-            owner=current_owners(snapshot, found, devices),
-            host=hosts_of(devices),
-        )
+
+def _space(
+    snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device]
+) -> SearchSpace:
+    n_levels = max(len(each.batch_sizes) for each in found)
+    seconds = np.full((len(found), n_levels, len(devices) + 1, 2), np.inf)
+    for index, each in enumerate(found):
+        seconds[index, : len(each.batch_sizes)] = each.seconds
+        seconds[index, :, 0] = 0.0
+    return SearchSpace(
+        seconds=seconds,
+        wanted=np.array([each.wanted for each in found]),
+        value=np.array([DIVERGED if each.diverged else 1.0 for each in found]),
+        switch_seconds=np.array([each.switch_seconds for each in found]),
+        gate=GATE,
+        owner=current_owners(snapshot, found, devices),
+        host=hosts_of(devices),
+    )
 
 
 def _seeds(

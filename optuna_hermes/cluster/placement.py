@@ -14,6 +14,9 @@ from optuna_hermes.policies.base import holders, opened, place, unopened
 
 Ints = NDArray[np.int64]
 
+# Share of the time to the end of a trial that a change of its devices must win.
+GATE = 0.1
+
 
 def current_owners(
     snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device]

@@ -12,6 +12,7 @@ import numpy as np
 from optuna_hermes.cluster.candidates import Candidate, candidates
 from optuna_hermes.cluster.knapsack import Item, Knapsack
 from optuna_hermes.cluster.placement import (
+    GATE,
     assign_leftovers,
     current_owners,
     hosts_of,
@@ -26,8 +27,6 @@ from optuna_hermes.policies.base import Policy, free_devices
 MOST_DEVICES = 16
 # Up to so many trials the knapsack is solved exactly, by HiGHS, beyond greedily.
 EXACT_TRIALS = 30
-# Share of the time to the end that a change of devices must win.
-GATE = 0.1
 # Least number of trials that compete; at least three for each device.
 MOST_CANDIDATES = 128
 # The target of a trial, in multiples of its time alone.
@@ -93,6 +92,7 @@ def _items(snapshot: Snapshot, found: Sequence[Candidate], has: Sequence[int]) -
     n_devices = len(free_devices(snapshot))
     behind = sum(each.use for each in found)
     needed = _typical_needs(snapshot)
+    largest = max(Counter(device.host for device in snapshot.devices).values())
     items: list[Item] = []
     for index, each in enumerate(found):
         quickest = each.seconds.min(axis=0)
@@ -100,7 +100,7 @@ def _items(snapshot: Snapshot, found: Sequence[Candidate], has: Sequence[int]) -
         device_bytes, host_bytes = _weights(each.trial, needed)
         worth = _worth(snapshot.now, each, (behind - each.use) / n_devices)
         for count in _counts(each, int(has[index])):
-            seconds = float(quickest[count, int(count > _largest(snapshot))])
+            seconds = float(quickest[count, int(count > largest)])
             if count != has[index]:
                 seconds += max(each.switch_seconds, GATE * seconds)
             items.append(
@@ -131,10 +131,6 @@ def _counts(each: Candidate, has: int) -> list[int]:
     named = {each.wanted, has}
     rest = [count for count in each.counts if count <= MOST_DEVICES or count in named]
     return sorted(rest, key=lambda count: (count != each.wanted, count))
-
-
-def _largest(snapshot: Snapshot) -> int:
-    return max(Counter(device.host for device in snapshot.devices).values())
 
 
 def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:

@@ -33,7 +33,10 @@ class Asha(Policy):
     """
 
     def __init__(self, eta: int = 3) -> None:
-        self.eta = checked_eta(eta)
+        # Below 2 the rungs would not move apart, and the loops over them not end.
+        if not eta >= 2:
+            raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
+        self.eta = eta
 
     def decide(self, snapshot: Snapshot) -> Decision:
         return Decision(assignments=place(snapshot, self._order(snapshot)))
@@ -68,13 +71,6 @@ class Asha(Policy):
             if len(trial.curve.values) >= age
         )
         return {number for _, number in values[: len(values) // self.eta]}
-
-
-def checked_eta(eta: int) -> int:
-    # Below 2 the rungs would not move apart, and the loops over them not end.
-    if not eta >= 2:
-        raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
-    return eta
 
 
 def is_rung(units: int, eta: int, first: int = 1) -> bool:

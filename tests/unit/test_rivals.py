@@ -9,7 +9,7 @@ import pytest
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
-from optuna_hermes.policies import Policy
+from optuna_hermes.policies import Asha, Policy
 from optuna_hermes.simulator import (
     RIVALS,
     FixedList,
@@ -117,9 +117,8 @@ def test_asha_judges_by_what_has_come_so_far() -> None:
 
 def test_eta_is_two_at_least() -> None:
     """There is nothing to halve by one."""
-    for policy in (AshaStop, HyperbandStop):
-        with pytest.raises(InvalidInputError, match="at least 2 but got 1"):
-            policy(eta=1)
+    with pytest.raises(InvalidInputError, match="at least 2 but got 1"):
+        Asha(eta=1)
 
 
 # Hyperband
@@ -127,14 +126,14 @@ def test_eta_is_two_at_least() -> None:
 
 def test_hyperband_has_the_brackets_of_its_paper() -> None:
     """For 81 units and eta 3 the lots are those of the paper's formula."""
-    assert bracket_shares(81, 3) == (81, 34, 15, 8, 5)
-    assert bracket_shares(80, 3) == (27, 12, 6, 4)
-    assert bracket_shares(0, 3) == ()
+    assert bracket_shares(81) == (81, 34, 15, 8, 5)
+    assert bracket_shares(80) == (27, 12, 6, 4)
+    assert bracket_shares(0) == ()
 
 
 def test_hyperband_deals_all_its_trials_out() -> None:
     """Many trials are spread over the brackets about as their shares say."""
-    shares = bracket_shares(50, 3)
+    shares = bracket_shares(50)
     dealt = [bracket_of(number, shares) for number in range(4900)]
     for bracket, share in enumerate(shares):
         assert dealt.count(bracket) == pytest.approx(100 * share, rel=0.25)
@@ -142,7 +141,7 @@ def test_hyperband_deals_all_its_trials_out() -> None:
 
 def test_hyperband_compares_within_brackets() -> None:
     """Each bracket stops at its own rungs, among its own trials."""
-    shares = bracket_shares(4, 3)
+    shares = bracket_shares(4)
     brackets = [bracket_of(number, shares) for number in range(12)]
     assert {0, 1} == set(brackets)
     trials = flat(*(0.1 * (number + 1) for number in range(12)))

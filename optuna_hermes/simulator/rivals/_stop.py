@@ -12,9 +12,12 @@ from functools import cache
 from statistics import median
 from zlib import crc32
 
-from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies import Fifo, Policy
-from optuna_hermes.policies._asha import checked_eta, is_rung
+from optuna_hermes.policies._asha import is_rung
+
+ETA = 3
+"""Reduction factor: one in so many trials of a rung goes on."""
 
 _LEAST_ENDED = 5
 """Number of trials trained to their ends before the median stops any, as in Optuna."""
@@ -50,34 +53,26 @@ class StopPolicy(Policy):
 class AshaStop(StopPolicy):
     """Stops a trial at a rung if it is not among the best there so far.
 
-    There is a rung after 1, ``eta``, ``eta ** 2``, ... units. A trial that comes to one goes on if
-    its value is among the ``max(1, n // eta)`` lowest of the ``n`` trials that have come so far,
+    There is a rung after 1, ``ETA``, ``ETA ** 2``, ... units. A trial that comes to one goes on if
+    its value is among the ``max(1, n // ETA)`` lowest of the ``n`` trials that have come so far,
     itself among them; equal values go on together, and NaN never does. A stopped trial never comes
     back; the promoting variant (``asha``) avoids that.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in the stopping
     variant that Ray Tune's ``AsyncHyperBandScheduler`` and Optuna's ``SuccessiveHalvingPruner``
     run; as there, values at the rung are compared.
-
-    Args:
-        eta: reduction factor; one in ``eta`` trials of a rung goes on.
     """
 
-    def __init__(self, eta: int = 3) -> None:
-        self.eta = checked_eta(eta)
-
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
-        return below_best(
-            at_rungs(waiting, self.eta), (*snapshot.trials, *snapshot.finished), self.eta
-        )
+        return below_best(at_rungs(waiting), (*snapshot.trials, *snapshot.finished))
 
 
-def at_rungs(trials: Iterable[TrialView], eta: int, first: int = 1) -> list[TrialView]:
-    """The trials that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
-    return [trial for trial in trials if is_rung(trial.curve.units, eta, first)]
+def at_rungs(trials: Iterable[TrialView], first: int = 1) -> list[TrialView]:
+    """The trials that have had ``first``, ``first * ETA``, ``first * ETA ** 2``, ... units."""
+    return [trial for trial in trials if is_rung(trial.curve.units, ETA, first)]
 
 
-def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int) -> set[int]:
+def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView]) -> set[int]:
     """The numbers of ``trials`` that are not among the best of ``peers`` at their rung."""
     by_rung: defaultdict[int, list[TrialView]] = defaultdict(list)
     for trial in trials:
@@ -86,7 +81,7 @@ def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int
     for units, here in by_rung.items():
         came = (peer.curve.values[units - 1] for peer in peers if peer.curve.units >= units)
         values = sorted(value for value in came if not math.isnan(value))
-        places = max(1, len(values) // eta)
+        places = max(1, len(values) // ETA)
         for trial in here:
             value = trial.curve.values[-1]
             # The first place of equal values, so that these go on together.
@@ -98,35 +93,29 @@ def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int
 class HyperbandStop(StopPolicy):
     """Distributes the trials over brackets, each of which is an ``asha-stop`` of its own.
 
-    The first rung of bracket ``b`` is after ``eta ** b`` units. With ``s + 1`` brackets, where
-    ``eta ** s`` units are the most that fit into the longest trial known, bracket ``b`` gets trials
-    in proportion to ``ceil((s + 1) * eta ** (s - b) / (s - b + 1))``.
+    The first rung of bracket ``b`` is after ``ETA ** b`` units. With ``s + 1`` brackets, where
+    ``ETA ** s`` units are the most that fit into the longest trial known, bracket ``b`` gets trials
+    in proportion to ``ceil((s + 1) * ETA ** (s - b) / (s - b + 1))``.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18,
     2018, as Optuna's ``HyperbandPruner`` runs it in a study whose name is empty: all brackets at
     once, with a trial's bracket chosen by a checksum of its number.
-
-    Args:
-        eta: reduction factor; one in ``eta`` trials of a rung goes on.
     """
 
-    def __init__(self, eta: int = 3) -> None:
-        self.eta = checked_eta(eta)
-
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
-        judged = at_rungs(waiting, self.eta)
+        judged = at_rungs(waiting)
         if not judged:
             return set()
         everyone = (*snapshot.trials, *snapshot.finished)
         # While no length is known there is no bracket, and no trial is stopped.
-        shares = bracket_shares(max(map(_length, everyone)), self.eta)
+        shares = bracket_shares(max(map(_length, everyone)))
         stopped: set[int] = set()
         for bracket in range(len(shares)):
             here = [trial for trial in judged if bracket_of(trial.number, shares) == bracket]
-            trials = at_rungs(here, self.eta, self.eta**bracket)
+            trials = at_rungs(here, ETA**bracket)
             if trials:
                 peers = [peer for peer in everyone if bracket_of(peer.number, shares) == bracket]
-                stopped |= below_best(trials, peers, self.eta)
+                stopped |= below_best(trials, peers)
         return stopped
 
 
@@ -138,12 +127,12 @@ def _length(trial: TrialView) -> int:
 
 
 @cache
-def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
+def bracket_shares(length: int) -> tuple[int, ...]:
     n_brackets = 0
-    while eta**n_brackets <= length:
+    while ETA**n_brackets <= length:
         n_brackets += 1
     return tuple(
-        -(-n_brackets * eta ** (n_brackets - 1 - bracket) // (n_brackets - bracket))
+        -(-n_brackets * ETA ** (n_brackets - 1 - bracket) // (n_brackets - bracket))
         for bracket in range(n_brackets)
     )
 
@@ -180,15 +169,12 @@ class MedianStop(StopPolicy):
             )
             for age in {trial.curve.units for trial in waiting}
         }
+        # Nothing is above a median of NaN, but a trial that reported only NaN is stopped even then.
         return {
-            trial.number for trial in waiting if _is_above(trial.curve, medians[trial.curve.units])
+            trial.number
+            for trial in waiting
+            if not (known := _known(trial.curve.values)) or min(known) > medians[trial.curve.units]
         }
-
-
-def _is_above(curve: Curve, bound: float) -> bool:
-    known = _known(curve.values)
-    # Nothing is above a bound of NaN, but a trial that reported only NaN is stopped even then.
-    return not known or min(known) > bound
 
 
 def _known(values: Iterable[float]) -> list[float]:
