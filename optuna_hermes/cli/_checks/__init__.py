@@ -23,12 +23,7 @@ class Check:
     hint: str = ""
 
 
-def good(name: str, found: str) -> Check:
-    """A check that is ok."""
-    return Check(name=name, state="ok", found=found)
-
-
-def judged(name: str, found: str, *, problem: str, state: State = "warn") -> Check:
+def judged(name: str, found: str, problem: str = "", state: State = "warn") -> Check:
     """A check that is ok if ``problem``, the hint, is empty; else it has ``state``."""
     return Check(name=name, state=state if problem else "ok", found=found, hint=problem)
 

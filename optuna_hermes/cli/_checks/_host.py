@@ -12,7 +12,7 @@ import psutil
 
 from optuna_hermes._cgroups import left_bytes
 from optuna_hermes._job_environment import end_of_job, job_environment
-from optuna_hermes.cli._checks import LITTLE_BYTES, Check, State, enough, good, judged
+from optuna_hermes.cli._checks import LITTLE_BYTES, Check, State, enough, judged
 from optuna_hermes.cli._checks._software import version
 from optuna_hermes.cli._studies import broker_status
 from optuna_hermes.view.formats import duration, plural, size
@@ -44,7 +44,7 @@ def limits() -> Iterator[Check]:
     few = 0 <= files < FEW_FILES
     problem = "A broker needs two files a worker: have root raise `ulimit -Hn` to 4096."
     found = "no limit" if files < 0 else f"{files} at most"
-    yield judged("open files", found, problem=problem if few else "")
+    yield judged("open files", found, problem if few else "")
     if SHARED_MEMORY.is_dir() and os.path.ismount(SHARED_MEMORY):
         total = psutil.disk_usage(str(SHARED_MEMORY)).total
         yield shared_memory(total)
@@ -58,7 +58,7 @@ def shared_memory(total_bytes: int) -> Check:
         if total_bytes < LITTLE_BYTES
         else ""
     )
-    return judged("shared memory", size(total_bytes), problem=problem)
+    return judged("shared memory", size(total_bytes), problem)
 
 
 def nvidia_driver() -> Iterator[Check]:
@@ -70,11 +70,11 @@ def nvidia_driver() -> Iterator[Check]:
             troubles = dict(nvml.troubles(binding))
     except nvml.NoDriverError as error:
         if error.installed:
-            yield Check(name="NVIDIA driver", state="warn", found="does not work", hint=str(error))
+            yield judged("NVIDIA driver", "does not work", str(error))
         return
     for index, words in troubles.items():
         hint = f"See `nvidia-smi -i {index}`; reset it, or restart the host."
-        yield Check(name=f"GPU {index}", state="warn", found=words, hint=hint)
+        yield judged(f"GPU {index}", words, hint)
 
 
 def devices() -> Iterator[Check]:
@@ -98,7 +98,7 @@ def devices() -> Iterator[Check]:
     torch = version("torch") or ""
     if torch.endswith("+cpu") and any(device.kind == "gpu" for device in polled):
         problem = "Install a build of torch with CUDA, or say --devices cpu:2."
-        yield judged("torch and GPUs", f"torch {torch}", problem=problem)
+        yield judged("torch and GPUs", f"torch {torch}", problem)
 
 
 def runtime_folder() -> Iterator[Check]:
@@ -108,7 +108,7 @@ def runtime_folder() -> Iterator[Check]:
     path = runtime_dir()
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
-    yield good("runtime folder", f"{path}, uid {status.st_uid}, mode {mode:04o}")
+    yield judged("runtime folder", f"{path}, uid {status.st_uid}, mode {mode:04o}")
 
 
 def broker() -> Iterator[Check]:
@@ -117,15 +117,15 @@ def broker() -> Iterator[Check]:
 
     status = broker_status()
     if status is None:
-        yield good("broker", "none runs; `optimize` starts one")
+        yield judged("broker", "none runs; `optimize` starts one")
         return
     directory = election.runtime_dir()
     mode = stat.S_IMODE(election.socket_path(directory).stat().st_mode)
-    yield good("socket", f"{election.socket_path(directory)}, mode {mode:04o}")
+    yield judged("socket", f"{election.socket_path(directory)}, mode {mode:04o}")
     studies = plural(len(status.studies), "study", "studies")
     problems = [study.problem for study in status.studies if study.problem]
     words = f"{plural(len(status.devices), 'device')}, {studies}"
-    yield judged("broker", words, problem="; ".join(problems))
+    yield judged("broker", words, "; ".join(problems))
 
 
 def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
@@ -140,7 +140,7 @@ def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
         "numbers of devices: ask for --ntasks=1, or `unset SLURM_NTASKS` before optuna-hermes."
     )
     many = by_srun and tasks != "1"
-    yield judged(f"SLURM job {job}", f"{tasks or '?'} tasks", problem=problem if many else "")
+    yield judged(f"SLURM job {job}", f"{tasks or '?'} tasks", problem if many else "")
     known = job_environment(environment)
     ends_at, grace = end_of_job(known), f"{known.grace_seconds:g} s"
     if ends_at is None:
@@ -163,7 +163,7 @@ def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
 def container() -> Iterator[Check]:
     """Report a container, which hides the processes of others on its GPUs."""
     if any(mark.exists() for mark in _MARKS):
-        yield good(
+        yield judged(
             "container",
             "yes; a GPU that another container uses shows by its memory only, so give each "
             "container GPUs of its own",
@@ -179,14 +179,14 @@ def working_folder(folder: Path, kind: str) -> Iterator[Check]:
         problem = (
             "SQLite's locks may fail on a network: put the study on a local disk, or on PostgreSQL."
         )
-    yield judged("working folder", f"{folder} ({kind or 'unknown'})", problem=problem)
+    yield judged("working folder", f"{folder} ({kind or 'unknown'})", problem)
     left = sorted(path.name for path in folder.glob("hpc_ckpt_*"))
     if left:
         problem = (
             "Lightning resumes any fit from it whose Trainer has this default_root_dir: move it "
             "away. Trials with HermesCallback have folders of their own."
         )
-        yield judged("checkpoint of another job", ", ".join(left), problem=problem)
+        yield judged("checkpoint of another job", ", ".join(left), problem)
 
 
 def kind_of(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from optuna_hermes import __version__
 from optuna_hermes._parent import pidfd_open
 from optuna_hermes._versions import SUPPORTED, is_tested
-from optuna_hermes.cli._checks import Check, State, good, judged
+from optuna_hermes.cli._checks import Check, State, judged
 
 REQUIRED = ("optuna", "sqlalchemy", "filelock", "msgspec", "psutil", "numpy", "typer", "rich")
 OPTIONAL = {
@@ -29,10 +29,10 @@ _EITHER = ("lightning", "pytorch-lightning")
 
 def python() -> Iterator[Check]:
     """Check the interpreter, and the system calls that a broker needs."""
-    yield good("Python", platform.python_version())
+    yield judged("Python", platform.python_version())
     linux = sys.platform == "linux"
     problem = "" if linux else "The broker needs Linux."
-    yield judged("system", platform.platform(terse=True), problem=problem, state="fail")
+    yield judged("system", platform.platform(terse=True), problem, "fail")
     if linux:
         yield _pidfd()
 
@@ -45,13 +45,13 @@ def _pidfd() -> Check:
             "A broker sees by pidfd_open that a worker has ended: use Linux 5.3 or later, and a "
             "container whose seccomp profile allows it."
         )
-        return judged("pidfd", error.strerror or repr(error), problem=problem, state="fail")
-    return good("pidfd", "works")
+        return judged("pidfd", error.strerror or repr(error), problem, "fail")
+    return judged("pidfd", "works")
 
 
 def packages() -> Iterator[Check]:
     """Check the required packages."""
-    yield good("optuna-hermes", __version__)
+    yield judged("optuna-hermes", __version__)
     for package in REQUIRED:
         yield _package(package, "fail", f"`python -m pip install {package}`")
 
@@ -70,10 +70,10 @@ def _package(package: str, without: State, hint: str) -> Check:
     """Check a package's version; ``without`` and ``hint`` apply if it is not installed."""
     found = version(package)
     if found is None:
-        return Check(name=package, state=without, found="not installed", hint=hint)
+        return judged(package, "not installed", hint, without)
     known = is_tested(package, found)
     problem = "" if known else f"Only versions {SUPPORTED[package]} are tested."
-    return judged(package, found, problem=problem)
+    return judged(package, found, problem)
 
 
 def version(package: str) -> str | None:

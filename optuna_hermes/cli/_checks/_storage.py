@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from optuna_hermes.cli._checks import Check, good, judged
+from optuna_hermes.cli._checks import Check, judged
 from optuna_hermes.cli._checks._host import NETWORK_KINDS, kind_of
 from optuna_hermes.cli._studies import check_file, study_and_ledger, study_facts
 from optuna_hermes.view.formats import plural, ranges
@@ -31,11 +31,11 @@ def storage(url: str) -> Iterator[Check]:
         closed = [each for each in (file.absolute().parent, file) if not os.access(each, os.W_OK)]
         if closed:
             problem = f"Let this user write {closed[0]}: SQLite makes files beside its own."
-            yield judged("storage", f"{file} cannot be written", problem=problem, state="fail")
+            yield judged("storage", f"{file} cannot be written", problem, "fail")
         else:
             yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
         yield _where(file.absolute())
-    yield good(
+    yield judged(
         "studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.without_password(url)}"
     )
     yield from _ledger(url)
@@ -46,7 +46,7 @@ def study(url: str, name: str) -> Iterator[Check]:
     from optuna_hermes import _optuna
 
     if study_facts(url, name).ledger_url is None:
-        yield good(f"study {name!r}", "not trained yet: `optimize` makes its ledger")
+        yield judged(f"study {name!r}", "not trained yet: `optimize` makes its ledger")
         return
     with study_and_ledger(url, name) as (found, ledger):
         key = _optuna.study_key(found)
@@ -66,7 +66,7 @@ def study(url: str, name: str) -> Iterator[Check]:
         else ""
     )
     words = f"{plural(len(records), 'trial')}, {len(stored)} stored on disk"
-    yield judged(f"study {name!r}", words, problem=problem, state="fail")
+    yield judged(f"study {name!r}", words, problem, "fail")
 
 
 def _is_there(place: str, folder: Path) -> bool:
@@ -95,27 +95,27 @@ def _ledger(url: str) -> Iterator[Check]:
         version = schema_version(url)
     except LedgerError as error:
         if is_database(url):
-            yield judged("ledger", "it cannot be used", problem=str(error), state="fail")
+            yield judged("ledger", "it cannot be used", str(error), "fail")
         else:
             # A journal, or a proxy, has no tables.
-            yield good("ledger", "each study has its own: a file, or the database of --ledger")
+            yield judged("ledger", "each study has its own: a file, or the database of --ledger")
         return
     if version is None:
-        yield good("ledger", "none yet; `optimize` makes it")
+        yield judged("ledger", "none yet; `optimize` makes it")
         return
     other = (
         ""
         if version == SCHEMA_VERSION
         else f"This optuna-hermes reads version {SCHEMA_VERSION}: use the one that made it."
     )
-    yield judged("ledger", f"schema version {version}", problem=other, state="fail")
+    yield judged("ledger", f"schema version {version}", other, "fail")
 
 
 def _where(file: Path) -> Check:
     kind, problem = kind_of(file), ""
     if kind in NETWORK_KINDS:
         problem = "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
-    return judged("its folder", f"{file.parent} ({kind or 'unknown'})", problem=problem)
+    return judged("its folder", f"{file.parent} ({kind or 'unknown'})", problem)
 
 
 def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
@@ -127,7 +127,7 @@ def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
     slow = seconds > SLOW_COMMIT_SECONDS
     problem = "Put the study on a local disk, or use longer slices." if slow else ""
     where = where if place else "in the folder for temporary files"
-    return judged(name, f"{1000 * seconds:.1f} ms a commit {where}", problem=problem)
+    return judged(name, f"{1000 * seconds:.1f} ms a commit {where}", problem)
 
 
 def _commits(path: Path) -> Iterator[float]:
