@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -101,7 +102,7 @@ def status_view(
             title = f"Study {served.name}, policy {served.policy}"
             parts += _titled(title, _table(_served(served)))
             if 0 < len(served.trials) <= NAMED and (study is None or study["key"] != served.key):
-                parts.append(_Trials(picture_of(broker, served.key, at=0.0)))
+                parts.append(_Fitted(partial(_trials, picture_of(broker, served.key, at=0.0))))
         if not broker.studies:
             parts.append("The broker serves no study.")
     if study is not None:
@@ -123,24 +124,26 @@ def hosts_view(hosts: Sequence[Document]) -> RenderableType:
     return _table(rows, "host", *columns[1:])
 
 
-class _Trials:
+class _Fitted:
+    """A view that depends on the console."""
+
+    def __init__(self, draw: Callable[[Console, ConsoleOptions], RenderResult]) -> None:
+        self.__rich_console__ = draw
+
+
+def _trials(picture: Picture, console: Console, options: ConsoleOptions) -> RenderResult:
     """The trials of a study as ``top`` shows them."""
+    from rich.text import Text
 
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
+    from optuna_hermes.view._top._text import columns, heading, row
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
-        from optuna_hermes.view._top._text import columns, heading, row
-
-        shown = columns(options.max_width, self._picture)
-        # Escapes in place of bars would be no curve.
-        shown = [each for each in shown if each.name != "curve" or not options.ascii_only]
-        lines = [heading(shown, "", False), *(row(shown, each) for each in self._picture.trials)]
-        for place, cells in enumerate(lines):
-            line = " ".join(cell for cell, _ in cells)
-            yield Text(f" {line}".rstrip(), "" if place else "bold", no_wrap=True)
+    shown = columns(options.max_width, picture)
+    # Escapes in place of bars would be no curve.
+    shown = [each for each in shown if each.name != "curve" or not options.ascii_only]
+    lines = [heading(shown, "", False), *(row(shown, each) for each in picture.trials)]
+    for place, cells in enumerate(lines):
+        line = " ".join(cell for cell, _ in cells)
+        yield Text(f" {line}".rstrip(), "" if place else "bold", no_wrap=True)
 
 
 def _device(device: DeviceStatus) -> tuple[str, str, str, str, str]:
@@ -237,24 +240,20 @@ def _ledger(study: Document) -> RenderableType:
         )
         for trial in study["trials"]
     ]
-    return _Whole(rows, [*columns, *["energy"] * is_counted])
+    columns += ["energy"] * is_counted
 
-
-class _Whole:
-    """A table of trials with no word broken: where it is too wide, columns go from the right."""
-
-    def __init__(self, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
-        self._rows, self._columns = rows, columns
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def draw(console: Console, options: ConsoleOptions) -> RenderResult:
+        # No word is broken: where it is too wide, columns go from the right.
         unbound = options.update(width=1000)
-        for count in range(len(self._columns), _LEAST - 1, -1):
-            table = _table([row[:count] for row in self._rows], *self._columns[:count])
+        for count in range(len(columns), _LEAST - 1, -1):
+            table = _table([row[:count] for row in rows], *columns[:count])
             for column in table.columns:
                 column.no_wrap = column.header not in _OF_WORDS
             if console.measure(table, options=unbound).minimum <= options.max_width:
                 break
         yield table
+
+    return _Fitted(draw)
 
 
 # -- one trial ---------------------------------------------------------------------------------
@@ -266,7 +265,14 @@ def trial_view(document: Document) -> RenderableType:
 
     document = formats.all_printable(document)
     title = f"Trial {document['trial']} of study {document['study']}: {_where(document)}"
-    parts = _titled(title, _Facts(document))
+    rows = list(_trial_rows(document))
+    # Its curve is shown only where the encoding has bars.
+    plain = [row for row in rows if row[0] != "curve"]
+
+    def facts(console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _plain_table(plain if options.ascii_only else rows)
+
+    parts = _titled(title, _Fitted(facts))
     events = document["events"]
     if len(events) > NEWEST:
         left_out = formats.plural(len(events) - NEWEST, "earlier event")
@@ -281,17 +287,6 @@ def trial_view(document: Document) -> RenderableType:
         )
         parts.append(_plain_table(lines))
     return Group(*parts)
-
-
-class _Facts:
-    """The figures of a trial; its curve only where the encoding has bars."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = _trial_rows(self._document)
-        yield _plain_table(row for row in rows if row[0] != "curve" or not options.ascii_only)
 
 
 def _where(document: Document) -> str:
@@ -453,12 +448,7 @@ def _table(rows: Iterable[Sequence[str]], *columns: str) -> Table:
 
 def _plain_table(rows: Iterable[Sequence[str]]) -> Table:
     """Two columns without lines."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # brackets are no markup, whoever prints it
+    table = _table(rows)
+    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
+    table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"
     return table
