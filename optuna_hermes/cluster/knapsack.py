@@ -72,10 +72,15 @@ class Knapsack:
         if found.x is None:
             return self.greedy()
         chosen = [self._items[index] for index, x in zip(good, found.x, strict=True) if x > 0.5]
+        used = sum(np.array(item.weights) for item in chosen)
         # The solver's tolerance may let a choice exceed the room a little.
-        if not self._fits(chosen):
+        if len({item.trial for item in chosen}) < len(chosen) or np.any(used > self._room):
             return self.greedy()
-        return chosen if found.success else max(chosen, self.greedy(), key=_value)
+        return (
+            chosen
+            if found.success
+            else max(chosen, self.greedy(), key=lambda items: sum(item.value for item in items))
+        )
 
     def greedy(self) -> list[Item]:
         """Choose items by value over the sum of their shares of the room."""
@@ -114,12 +119,3 @@ class Knapsack:
                 filled.append(item)
                 left = left - self._weights[index]
         return filled
-
-    def _fits(self, chosen: Sequence[Item]) -> bool:
-        trials = [item.trial for item in chosen]
-        used = sum((np.array(item.weights) for item in chosen), np.zeros(len(self._room)))
-        return len(set(trials)) == len(trials) and bool((used <= self._room).all())
-
-
-def _value(chosen: Sequence[Item]) -> float:
-    return sum(item.value for item in chosen)

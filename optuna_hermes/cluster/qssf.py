@@ -94,7 +94,7 @@ class Qssf(Ranked):
         done.sort(key=lambda trial: trial.number)
         done = done[-MOST_LEARNED:]
         # Views are immutable: the same objects give the same estimates, so they are kept.
-        if self._learned is None or not _same(self._learned[0], done):
+        if self._learned is None or [*map(id, self._learned[0])] != [*map(id, done)]:
             self._learned = (done, Service(done))
         return self._learned[1]
 
@@ -118,7 +118,3 @@ def seconds_left(trial: TrialView, expected: float) -> float:
 def _place(trial: TrialView, expected: float) -> tuple[Any, ...]:
     left = seconds_left(trial, expected)
     return left, trial.state == "pending", trial.submitted, trial.number
-
-
-def _same(one: Sequence[TrialView], other: Sequence[TrialView]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

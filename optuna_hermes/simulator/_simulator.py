@@ -174,7 +174,10 @@ class TrialSimulator:
                 self._trials.prune(number, self._events.now)
             if not decision.assignments:
                 return
-            self._carry_out(slot, decision.assignments[0].trial)
+            stopped = slot.last
+            self._start(slot, self._trials.take(decision.assignments[0].trial, self._events.now))
+            if stopped is not None and stopped != slot.number:
+                self._trials.leave(stopped, slot.device.id)
 
     @property
     def _trials_left(self) -> bool:
@@ -185,6 +188,9 @@ class TrialSimulator:
         # Only the device in question is free.
         devices = [*self._devices]
         devices[slot.index] = slot.free
+        left = Budget()
+        if self._timeout is not None:
+            left = Budget(seconds=max(0.0, self._timeout - self._events.now))
         return Snapshot(
             now=self._events.now,
             seed=self._seed,
@@ -192,21 +198,10 @@ class TrialSimulator:
             trials=self._trials.live,
             finished=self._trials.over,
             unstarted=self._source.unstarted,
-            left=self._left(),
+            left=left,
             opening_seconds=self._opening_seconds,
             memory=self._memory,
         )
-
-    def _carry_out(self, slot: _Slot, number: int | None) -> None:
-        stopped = slot.last
-        self._start(slot, self._trials.take(number, self._events.now))
-        if stopped is not None and stopped != slot.number:
-            self._trials.leave(stopped, slot.device.id)
-
-    def _left(self) -> Budget:
-        if self._timeout is None:
-            return Budget()
-        return Budget(seconds=max(0.0, self._timeout - self._events.now))
 
     def _start(self, slot: _Slot, view: TrialView) -> None:
         unit_seconds = self._trials.recordings[view.number].seconds[view.curve.units]

@@ -36,22 +36,15 @@ class OpenedTrials:
                 raise InvalidInputError(
                     "A policy may open a trial only while one is left, but none is."
                 )
-            number = self._next_number()
-        elif not self._is_listed(number):
+            while self._next in self.recordings:  # the lowest number that no trial has
+                self._next += 1
+            number = self._next
+        elif number in self.recordings or all(
+            each.number != number for each in self._source.unstarted.listed
+        ):
             return self._take_waiting(number)
         self.recordings[number] = self._source.open(number)
         return TrialView(number=number, state="pending", submitted=now)
-
-    def _is_listed(self, number: int) -> bool:
-        if number in self.recordings:
-            return False
-        return any(each.number == number for each in self._source.unstarted.listed)
-
-    def _next_number(self) -> int:
-        """The lowest number that no trial has."""
-        while self._next in self.recordings:
-            self._next += 1
-        return self._next
 
     def start(self, view: TrialView, device: str) -> None:
         self._show(view, "running", view.curve, view.attained_seconds, device, None)

@@ -139,19 +139,15 @@ def ranges(numbers: Iterable[int]) -> str:
         >>> ranges([5, 1, 2, 3, 9, 8])
         '1-3, 5, 8, 9'
     """
-    spans: list[tuple[int, int]] = []
+    spans: list[list[int]] = []
     for value in sorted(set(numbers)):
-        if spans and value == spans[-1][1] + 1:
-            spans[-1] = spans[-1][0], value
+        if spans and value == spans[-1][-1] + 1:
+            spans[-1].append(value)
         else:
-            spans.append((value, value))
-    return ", ".join(_span(first, last) for first, last in spans)
-
-
-def _span(first: int, last: int) -> str:
-    if first == last:
-        return str(first)
-    return f"{first}, {last}" if last == first + 1 else f"{first}-{last}"
+            spans.append([value])
+    return ", ".join(
+        f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans
+    )
 
 
 def parameters(values: Mapping[str, Any]) -> str:

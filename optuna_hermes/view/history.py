@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -150,19 +150,21 @@ def read_history(
     alive = {host.instance for host in live_hosts(ledger)}
     states = trial_states(ledger, facts, records, broker, alive, silent=silent)
     overrides = live_overrides(ledger, key, states)
+    trials = []
+    for record in records:
+        number, old = record.number, known.get(record.number)
+        trial = TrialHistory(
+            number=number,
+            state=states[number],
+            record=record,
+            points=_merged(old.points if old else (), new.get(number, ())),
+            override=overrides.get(number),
+        )
+        trials.append(old if old is not None and old == trial else trial)
     return StudyHistory(
         key=key,
         maximize=before.maximize,
-        trials=tuple(
-            _trial(
-                known.get(record.number),
-                record,
-                states[record.number],
-                overrides.get(record.number),
-                new.get(record.number, ()),
-            )
-            for record in records
-        ),
+        trials=tuple(trials),
         bars=_bars(ledger, key, before.bars),
         position=reports[-1][0] if reports else before.position,
     )
@@ -243,21 +245,7 @@ def _improvements(reports: Iterable[tuple[Point, TrialHistory]], maximize: bool)
             yield Best(spent, point.value, point.at, number)
 
 
-def _trial(
-    before: TrialHistory | None,
-    record: TrialRecord,
-    state: str,
-    override: str | None,
-    new: Iterable[Point],
-) -> TrialHistory:
-    points = _merged(before.points if before else (), tuple(new))
-    after = TrialHistory(
-        number=record.number, state=state, record=record, points=points, override=override
-    )
-    return before if before == after and before is not None else after
-
-
-def _merged(before: tuple[Point, ...], new: tuple[Point, ...]) -> tuple[Point, ...]:
+def _merged(before: tuple[Point, ...], new: Sequence[Point]) -> tuple[Point, ...]:
     if not new:
         # The same object: the web page sees by that that the curve has not changed.
         return before

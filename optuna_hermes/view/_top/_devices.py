@@ -53,7 +53,10 @@ class Past:
                 begin = picture.at - holder.since_seconds
                 bar = Bar(device.id, holder.trial, begin, picture.at, holder.epoch)
                 self._leases[device.id][holder.key, holder.epoch] = bar
-        self._forget(picture.at)
+        since = picture.at - self.seconds
+        for id_, bars in self._leases.items():
+            kept = {lease: b for lease, b in bars.items() if (b.end or picture.at) > since}
+            self._leases[id_] = kept
 
     def read(self, bars: Iterable[Bar], picture: Picture) -> None:
         """Add ended leases of the study of a picture, on its host.
@@ -82,19 +85,11 @@ class Past:
             for cell in range(first, last + 1):
                 left, right = begin + cell * step, begin + (cell + 1) * step
                 shares[cell][trial] += min(end, right) - max(bar.begin, left)
-        return [_most(share, step) for share in shares]
-
-    def _forget(self, now: float) -> None:
-        for device, bars in self._leases.items():
-            kept = {lease: b for lease, b in bars.items() if (b.end or now) > now - self.seconds}
-            self._leases[device] = kept
-
-
-def _most(share: dict[int, float], step: float) -> int | None:
-    # Free for most of the time, it is shown as free.
-    if sum(share.values()) < step / 2:
-        return None
-    return max(share, key=lambda trial: share[trial])
+        # Free for most of the time, it is shown as free.
+        return [
+            None if sum(share.values()) < step / 2 else max(share, key=share.__getitem__)
+            for share in shares
+        ]
 
 
 # -- the lines -----------------------------------------------------------------------------------
@@ -110,7 +105,9 @@ def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
     for name, size, _ in parts:
         is_right = name in ("trial", "memory", "power")
         lines.append((name.rjust(size) if is_right else name.ljust(size)) + " ", DIM)
-    lines.append_text(_axis(past.seconds, strip))
+    begin, end = f"{past.seconds / 60:.0f} min ago", "now"
+    room = strip - len(begin) - len(end)
+    lines.append(begin + " " * room + end if room > 0 else " " * strip, DIM)
     for device in picture.devices:
         lines.append("\n ")
         for _, _, text in parts:
@@ -198,15 +195,7 @@ def _power(power: Power | None) -> Text:
 
 def trial_colour(number: int | None) -> str:
     """The fixed colour of a trial."""
-    return (
-        DIM if number in (None, UNNUMBERED) else _TRIAL_COLOURS[(number or 0) % len(_TRIAL_COLOURS)]
-    )
-
-
-def _axis(seconds: float, width: int) -> Text:
-    begin, end = f"{seconds / 60:.0f} min ago", "now"
-    room = width - len(begin) - len(end)
-    return Text(begin + " " * room + end if room > 0 else "".ljust(width), DIM)
+    return DIM if number is None else _TRIAL_COLOURS[number % len(_TRIAL_COLOURS)]
 
 
 def _strip(cells: Sequence[int | None]) -> Text:

@@ -63,8 +63,8 @@ def columns(width: int, picture: Picture) -> list[Column]:
         Column(
             "slope",
             10 if wide or not picture.memory else 8,
-            lambda t, _: _signed(t.slope),
-            _slope_colour(picture.maximize),
+            lambda t, _: "-" if t.slope is None else f"{t.slope:+.2g}",
+            lambda t: _slope_colour(t, picture.maximize),
         ),
         Column("curve", 0, lambda t, w: formats.sparkline(t.curve, w), _state_colour, right=False),
         Column("units", 5, lambda t, _: str(t.units), _ink),
@@ -87,7 +87,7 @@ def columns(width: int, picture: Picture) -> list[Column]:
     elif not picture.memory:
         found.append(Column("susp", 4, lambda t, _: str(t.suspensions), lambda _: DIM))
     if picture.memory:
-        found.append(Column("memory", 9, _memory_of(picture.memory), _state_colour))
+        found.append(Column("memory", 9, lambda t, _: _memory(t, picture.memory), _state_colour))
     if wide and picture.watt_hours is not None:
         found.append(Column("energy", 9, lambda t, _: formats.energy(t.watt_hours), lambda _: DIM))
     # A number that is cut would be another one: columns go whole, from the right.
@@ -138,14 +138,9 @@ def _override_colour(trial: TrialRow) -> str:
     return OVERRIDE_COLOURS.get(trial.override or "", DIM)
 
 
-def _slope_colour(maximize: bool) -> Callable[[TrialRow], str]:
-    sign = -1.0 if maximize else 1.0
-
-    def colour(trial: TrialRow) -> str:
-        slope = sign * (trial.slope or 0.0)
-        return GOOD if slope < 0 else WARM if slope > 0 else DIM
-
-    return colour
+def _slope_colour(trial: TrialRow, maximize: bool) -> str:
+    slope = (-1.0 if maximize else 1.0) * (trial.slope or 0.0)
+    return GOOD if slope < 0 else WARM if slope > 0 else DIM
 
 
 def _value(trial: TrialRow, width: int) -> str:
@@ -154,16 +149,8 @@ def _value(trial: TrialRow, width: int) -> str:
     return next((text for text in texts if len(text) <= width), "…")
 
 
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2g}"
-
-
-def _memory_of(memory: Mapping[int, int]) -> Callable[[TrialRow, int], str]:
-    def text(trial: TrialRow, width: int) -> str:
-        taken = memory.get(trial.number)
-        return "" if taken is None else formats.size(taken)
-
-    return text
+def _memory(trial: TrialRow, memory: Mapping[int, int]) -> str:
+    return formats.size(memory[trial.number]) if trial.number in memory else ""
 
 
 def _seconds(trial: TrialRow, width: int) -> str:

@@ -95,7 +95,9 @@ class Feed:
             self._due.clear()  # not after the look: a change that comes during it is due
             await self._look_once()
             took = time.monotonic() - begin
-            await self._pause(max(self._every_seconds, took / SHARE) - took)
+            with contextlib.suppress(asyncio.TimeoutError):
+                pause = max(self._every_seconds, took / SHARE) - took
+                await asyncio.wait_for(self._due.wait(), pause)
         self._looking = self._page = None
         # The lock keeps on_idle() from closing what a new listener's look() uses on another thread.
         async with self._turn:
@@ -116,10 +118,6 @@ class Feed:
         if event:
             for listener in self._listeners:
                 listener.send(event, page)
-
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._due.wait(), seconds)
 
 
 class _Listener:

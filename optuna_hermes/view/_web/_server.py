@@ -78,9 +78,11 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=LEAVE_SECONDS,
         )
-        name = f"[{host}]" if ":" in host else host
+        # No browser can open the wildcard address.
+        name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+        name = f"[{name}]" if ":" in name else name
         shown = "" if trusts_own else f"?token={quote(guard.token, safe='')}"
-        ready(f"http://{_reachable(name)}:{port}/{shown}")
+        ready(f"http://{name}:{port}/{shown}")
         _Server(config, feed).run(sockets=[sock])
 
 
@@ -103,11 +105,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _reachable(name: str) -> str:
-    # No browser can open the wildcard address.
-    return socket.gethostname() if name in ("0.0.0.0", "[::]") else name
 
 
 @contextlib.contextmanager

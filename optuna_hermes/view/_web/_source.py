@@ -53,7 +53,8 @@ class PageReader:
                     problem = str(error)
             # As long as it is served: which study has most running trials changes all the time.
             if broker and not any(each.name == self._shown for each in broker.studies):
-                self._shown = _busiest(broker)
+                busiest = max(broker.studies, key=lambda each: each.counts.running, default=None)
+                self._shown = None if busiest is None else busiest.name
             source = PageInput(
                 name=self._name or self._shown,
                 named=self._name is not None,
@@ -96,9 +97,3 @@ class PageReader:
             now = time.monotonic()
             self._ask_due = now + (now - begin) / ASK_SHARE
         return self._broker
-
-
-def _busiest(broker: BrokerStatus) -> str | None:
-    """The name of the served study with the most running trials."""
-    most = max(broker.studies, key=lambda study: study.counts.running, default=None)
-    return None if most is None else most.name
