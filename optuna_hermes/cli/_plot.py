@@ -49,8 +49,13 @@ def plot(
 
     if out is None and not dashboard:
         raise InvalidInputError("Name a file, or the dashboard: --out plots.html or --dashboard.")
-    if out is not None:
-        _check_path(out)
+    if out is not None and out.suffix not in (".html", *PICTURES):
+        raise InvalidInputError(
+            f"A file of plots must end in .html, {', '.join(PICTURES)} but got {str(out)!r}."
+        )
+    # Unlike a Path's, False without permission, too.
+    if out is not None and not os.path.isdir(out.absolute().parent):
+        raise InvalidInputError(f"No folder {str(out.parent)!r}: make it, or choose another.")
     names = [name for name in against.split(",") if name]
     with study_and_ledger(storage, study_name) as (study, _):
         if out is not None:
@@ -59,15 +64,6 @@ def plot(
         if dashboard:
             save_to_dashboard(study, names)
             note(f"The plots are on the page of study {study_name!r} in optuna-dashboard.")
-
-
-def _check_path(path: Path) -> None:
-    if path.suffix not in (".html", *PICTURES):
-        raise InvalidInputError(
-            f"A file of plots must end in .html, {', '.join(PICTURES)} but got {str(path)!r}."
-        )
-    if not os.path.isdir(path.absolute().parent):  # unlike a Path's, False without permission, too
-        raise InvalidInputError(f"No folder {str(path.parent)!r}: make it, or choose another.")
 
 
 def _save(study: Study, path: Path, against: Sequence[str]) -> None:

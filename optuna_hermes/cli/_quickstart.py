@@ -69,7 +69,13 @@ def quickstart(
         start(OBJECTIVE, settings, STUDY_NAME) as pool,
         study_to_optimize(url, STUDY_NAME, make=True) as study,
     ):
-        _explain(n_trials, slots)
+        note(
+            f"{plural(n_trials, 'trial')} of a small network on scikit-learn's digits share "
+            f"{plural(len(slots), 'device')} ({', '.join(slots)}).\n"
+            f"Each trains for {SLICE_SECONDS} s or so, then the most promising one is next; the "
+            "others are suspended\nand carried on later. None is killed. (Importing torch takes a "
+            "moment.)"
+        )
         result = run_shown(study, pool, settings)
     unprinted = show_result(
         lambda: show_json(result.document()) if json else _show_all(study, result, url)
@@ -93,20 +99,13 @@ def _require_packages() -> None:
         )
 
 
-def _explain(n_trials: int, devices: list[str]) -> None:
-    note(
-        f"{plural(n_trials, 'trial')} of a small network on scikit-learn's digits share "
-        f"{plural(len(devices), 'device')} ({', '.join(devices)}).\n"
-        f"Each trains for {SLICE_SECONDS} s or so, then the most promising one is next; the others "
-        "are suspended\nand carried on later. None is killed. (Importing torch takes a moment.)"
-    )
-
-
 def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
     show(summary_view(result.document()))
     _show_curves(study)
     if not result.unfinished and not result.interrupted:
-        show(_next_steps(url))
+        where = ("--storage", url, "--study-name", STUDY_NAME)
+        steps = [_command(verb, *where) for verb in ("best-trial", "status", "gc")]
+        show("\n  ".join(["\nNext:", *steps, _command("optimize", "--help")]))
 
 
 def _show_curves(study: Study) -> None:
@@ -126,12 +125,6 @@ def _show_curves(study: Study) -> None:
     for trial in best:
         curve = sparkline(losses[trial], width)
         show(f"  trial {trial:<{digits}}  {curve:<{width}}  {number(losses[trial][-1])}")
-
-
-def _next_steps(url: str) -> str:
-    where = ("--storage", url, "--study-name", STUDY_NAME)
-    steps = [_command(verb, *where) for verb in ("best-trial", "status", "gc")]
-    return "\n  ".join(["\nNext:", *steps, _command("optimize", "--help")])
 
 
 def _command(*words: str) -> str:

@@ -23,6 +23,7 @@ from optuna_hermes.cli._studies import (
     study_and_ledger,
 )
 from optuna_hermes.errors import ExitStatus, InvalidInputError
+from optuna_hermes.model import LIVE_STATES, Curve
 from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
 from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import status_view, trial_view
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger, TrialRecord
-    from optuna_hermes.model import Curve
 
 Document = dict[str, Any]
 
@@ -103,7 +103,6 @@ def _study_document(
     storage: str, name: str, broker: BrokerStatus | None, *, silent: bool
 ) -> Document:
     from optuna_hermes.ledger import live_hosts
-    from optuna_hermes.model import Curve
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
@@ -187,7 +186,16 @@ def _trial_document(
     records = ledger.load_trials(key)
     record = next((each for each in records if each.number == number), None)
     if record is None:
-        raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
+        if number in trials:
+            raise InvalidInputError(
+                f"Trial {number} of study {study.study_name!r} has no event log, for it never had "
+                "a device of this package's: see `optuna-hermes trials`."
+            )
+        numbers = f"0 to {len(trials) - 1}" if trials else "none yet"
+        raise InvalidInputError(
+            f"Study {study.study_name!r} has no trial {number} (there: {numbers}): name one of "
+            "those."
+        )
     alive = {host.instance for host in live_hosts(ledger)}
     facts = _optuna.facts(study, trials)  # a journal or a proxy gives all its trials for each read
     states = trial_states(ledger, facts, [record], broker, alive, silent=silent)
@@ -201,7 +209,7 @@ def _trial_document(
         "where": _where(record, states[number], broker),
         "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
         "curve": curve,
-        "standing": _rank_at_age(curves, number, states[number], _length(records, curves)),
+        "standing": _rank_at_age(curves, number, states[number], records),
         # Its row is written at the end of a slice.
         "units_trained": max(record.units, curve["units"]),
         **_figures(record),
@@ -223,16 +231,6 @@ def _trial_document(
     }
 
 
-def _unknown(name: str, number: int, count: int, is_trial: bool) -> str:
-    if is_trial:
-        return (
-            f"Trial {number} of study {name!r} has no event log, for it never had a device of this "
-            "package's: see `optuna-hermes trials`."
-        )
-    numbers = f"0 to {count - 1}" if count else "none yet"
-    return f"Study {name!r} has no trial {number} (there: {numbers}): name one of those."
-
-
 def _where(record: TrialRecord, state: str, broker: BrokerStatus | None) -> Document:
     tier, device = record.tier, None
     # No tier once it is over, or before it has any, though the ledger may still name one.
@@ -248,21 +246,18 @@ def _where(record: TrialRecord, state: str, broker: BrokerStatus | None) -> Docu
     return {"host": record.host, "tier": tier, "device": device}
 
 
-def _length(records: Sequence[TrialRecord], curves: Mapping[int, Curve]) -> int | None:
-    """Units of a whole training: the most of a trial that is done, None if none is."""
-    done = (each.number for each in records if each.state == "done")
-    units = (curves[number].units for number in done if number in curves)
-    return max(units, default=None)
-
-
 def _rank_at_age(
-    curves: Mapping[int, Curve], number: int, state: str, length: int | None
+    curves: Mapping[int, Curve], number: int, state: str, records: Sequence[TrialRecord]
 ) -> Document | None:
     """Rank of a trial at equal age, by which it waits or trains; None where it has none."""
-    from optuna_hermes.model import LIVE_STATES
     from optuna_hermes.policies import rank_at_age
 
-    found = rank_at_age(curves, number, length) if state in LIVE_STATES else None
+    if state not in LIVE_STATES:
+        return None
+    done = (each.number for each in records if each.state == "done")
+    units = (curves[each].units for each in done if each in curves)
+    # A whole training has the most units of a trial that is done.
+    found = rank_at_age(curves, number, max(units, default=None))
     return None if found is None else asdict(found)
 
 

@@ -110,7 +110,11 @@ class Learned(Estimator):
         rolling = self._history.rolling(job)
         row = self._submitted(job)
         seconds = UNKNOWN_SECONDS if math.isnan(rolling) else rolling
-        self._fit_if_due()
+        n_known = len(self._known)
+        if self._use_trees and n_known >= max(FIRST, GROWTH * self._n_fitted):
+            self._n_fitted = n_known
+            rows, targets = zip(*self._known[-LATEST:], strict=True)
+            self._trees = fit_trees(np.array(rows), np.array(targets), categories=CATEGORIES)
         if self._trees is not None:
             predicted = math.exp(float(self._trees(np.array([row]))[0]))
             seconds = ROLLING * seconds + (1 - ROLLING) * predicted
@@ -144,14 +148,6 @@ class Learned(Estimator):
     def _finished(self, job: ClusterJob, now: float, seconds: float) -> None:
         self._history.finished(job, now, seconds)
         self._known.append((self._rows.pop(job.number), _log(seconds)))
-
-    def _fit_if_due(self) -> None:
-        n_known = len(self._known)
-        if not self._use_trees or n_known < max(FIRST, GROWTH * self._n_fitted):
-            return
-        self._n_fitted = n_known
-        rows, targets = zip(*self._known[-LATEST:], strict=True)
-        self._trees = fit_trees(np.array(rows), np.array(targets), categories=CATEGORIES)
 
 
 class _History:

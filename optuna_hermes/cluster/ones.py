@@ -100,7 +100,11 @@ def _seeds(
     rows = [empty, space.owner]
     place_of = {device.id: index for index, device in enumerate(devices)}
     numbers = {str(each.trial.number): index for index, each in enumerate(found) if each.trial}
-    for plan in _plans(memory):
+    # The memory may be another policy's, from before the user chose this one.
+    plans = memory.get("plans") if isinstance(memory, dict) else None
+    for plan in plans if isinstance(plans, list) else ():
+        if not isinstance(plan, dict):
+            continue
         row = empty.copy()
         for id_, number in plan.items():
             if id_ in place_of:
@@ -108,12 +112,6 @@ def _seeds(
         rows.append(row)
     level = np.zeros((len(rows), space.n_trials), dtype=np.int64)
     return Schedules(owner=np.stack(rows), level=level)
-
-
-def _plans(memory: Any) -> list[dict[str, Any]]:
-    # The memory may be another policy's, from before the user chose this one.
-    plans = memory.get("plans") if isinstance(memory, dict) else None
-    return [plan for plan in plans if isinstance(plan, dict)] if isinstance(plans, list) else []
 
 
 def _plan(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -53,8 +52,12 @@ def parallel_map(
         n_processes, context, initializer=_begin, initargs=(function, os.getpid())
     )
     try:
-        with _uninterrupted():
+        # Processes start here, and inherit the mask: Ctrl-C is for this one only.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             futures = [pool.submit(_do, job) for job in jobs]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in as_completed(futures):
             future.result()
             on_answer()
@@ -71,16 +74,6 @@ def parallel_map(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Block SIGINT while processes start; they inherit the mask, so Ctrl-C is for this one only."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(function: Callable[[Any], Any], parent: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler
 from scipy.stats import rankdata
@@ -36,7 +35,9 @@ class Pool:
                 "A sampler needs a curve set with parameters but "
                 f"{curve_set.name} has no params and param_names."
             )
-        self.points = np.column_stack([_coordinates(rows, name) for name in self.names])
+        # Ranks, scaled to [0, 1]: so a sampler needs neither scales nor choices of parameters.
+        ranks = [rankdata(_numbers([row.get(name) for row in rows])) for name in self.names]
+        self.points = (np.column_stack(ranks) - 1) / max(1, len(rows) - 1)
         self._free = np.ones(len(rows), dtype=bool)
 
     @property
@@ -50,12 +51,6 @@ class Pool:
         index = int(np.argmin(np.where(self._free, distances, np.inf)))
         self._free[index] = False
         return index
-
-
-def _coordinates(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
-    # Ranks, scaled to [0, 1]: so a sampler needs neither scales nor choices of parameters.
-    ranks = rankdata(_numbers([row.get(name) for row in rows]))
-    return np.asarray((ranks - 1) / max(1, len(rows) - 1), dtype=np.float64)
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.samplers import BaseSampler
 
 from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
@@ -85,7 +84,13 @@ def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: in
     """
     sampler = make_sampler(setup.sampler, seed)
     units = max(len(recording.values) for recording in curve_set.recordings)
-    study = _new_study(policy, sampler, units, seed)
+    _optuna.log_warnings_only()
+    study = optuna.create_study(
+        # Hyperband draws a trial's bracket from the study's name.
+        study_name=f"seed-{seed}",
+        sampler=sampler if policy in PLAIN else HermesSampler(sampler),
+        pruner=PRUNERS[policy](units) if policy in PRUNERS else optuna.pruners.NopPruner(),
+    )
     source = Proposals(curve_set, study)
     return TrialSimulator(
         OptunaPruning(source.to_prune) if policy in PRUNERS else make_policy(policy),
@@ -101,17 +106,6 @@ def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: in
 def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
     full = statistics.median(sum(recording.seconds) for recording in curve_set.recordings)
     return setup.budget * full / setup.n_devices
-
-
-def _new_study(policy: str, sampler: BaseSampler, units: int, seed: int) -> optuna.Study:
-    _optuna.log_warnings_only()
-    plain = policy in PLAIN
-    return optuna.create_study(
-        # Hyperband draws a trial's bracket from the study's name.
-        study_name=f"seed-{seed}",
-        sampler=sampler if plain else HermesSampler(sampler),
-        pruner=PRUNERS[policy](units) if policy in PRUNERS else optuna.pruners.NopPruner(),
-    )
 
 
 def measure_study(trace: Trace, curve_set: CurveSet, setup: StudyRules) -> StudyMetrics:

@@ -50,7 +50,12 @@ def measure(
 ) -> Metrics:
     """Measure a simulation of a fixed list, given in its order, with its costs of switches."""
     work = sum(sum(recording.seconds) for recording in recordings) / n_devices
-    slowest = [_switching(recording, costs or SwitchCosts()) for recording in recordings]
+    costs = costs or SwitchCosts()
+    # Of trainings whose devices change to them before every unit.
+    slowest = [
+        sum(each + costs.of(each, is_new=not unit) for unit, each in enumerate(recording.seconds))
+        for recording in recordings
+    ]
     # Graham's bound of a list schedule (1969).
     never = sum(slowest) / n_devices + max(slowest) * (1 - 1 / n_devices)
     order = by_final(recordings)
@@ -69,14 +74,6 @@ def measure(
         work_seconds=work,
         switches=sum(each.switched for each in trace.slices),
         killed_best=order[0] in trace.pruned,
-    )
-
-
-def _switching(recording: Recording, costs: SwitchCosts) -> float:
-    """Time of a training whose device changes to it before every unit."""
-    return sum(
-        seconds + costs.of(seconds, is_new=not unit)
-        for unit, seconds in enumerate(recording.seconds)
     )
 
 

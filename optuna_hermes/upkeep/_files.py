@@ -129,7 +129,8 @@ def with_deleted(
     # Keys come out of a database: "..", or a link to elsewhere, must not lead out of the folders.
     own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
     inside = [each for each in own if each.name in keys]
-    urls = {f"{store}/{key}" for store in stores for key in keys if _is_name(key)}
+    names = [key for key in keys if "/" not in key and key not in ("", ".", "..")]
+    urls = {f"{store}/{key}" for store in stores for key in names}
     places: list[Path | str] = [*inside, *urls]
     files = {file.place: file.size_bytes for place in places for file in _files(place)}
     elsewhere, rows = {}, []
@@ -144,10 +145,6 @@ def with_deleted(
         rows_of_deleted=tuple(rows),
     )
     return litter, tuple(key for key in keys if not elsewhere[key])
-
-
-def _is_name(key: str) -> bool:
-    return "/" not in key and key not in ("", ".", "..")
 
 
 def _sorted_out(

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect_if_any
@@ -112,7 +112,11 @@ def finish_live(
                     complete(study, trials[number], plan)
                 except StorageError as error:
                     refused[number] = str(error)
-            _close(study, broker, trials[number], before.get(number))
+            if _optuna.end_of(study, _optuna.trial_id(trials[number])) is None:
+                _take_back(key, broker, number, before.get(number))
+                continue
+            with contextlib.suppress(InvalidInputError):  # it knows the end already
+                broker.want(Finished(study=key, numbers=(number,)))
     return {n: plan.values[n] for n in numbers if n not in refused}, refused
 
 
@@ -133,16 +137,6 @@ def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> di
                 waiting.remove(number)
     reason = f"it has not stopped for {STOP_SECONDS:.0f} s, so say `finish` again"
     return {**refused, **dict.fromkeys(waiting, reason)}
-
-
-def _close(study: _optuna.Study, broker: Connection, trial: Any, before: Override | None) -> None:
-    """Report the end of a trial to the broker, or take back that it is to be finished."""
-    key = _optuna.study_key(study)
-    if _optuna.end_of(study, _optuna.trial_id(trial)) is None:
-        _take_back(key, broker, trial.number, before)
-        return
-    with contextlib.suppress(InvalidInputError):  # it knows the end already
-        broker.want(Finished(study=key, numbers=(trial.number,)))
 
 
 def _take_back(key: str, broker: Connection, number: int, before: Override | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from optuna_hermes import _optuna
@@ -52,7 +52,10 @@ def find_rows(
     """
     key = _optuna.study_key(study)
     dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > FORGET_HOST_SECONDS]
-    begins = _events_before(study, ledger.first_events(key), now)
+    over = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
+    firsts = ledger.first_events(key).items()
+    unfinished = (at for number, at in firsts if number not in over)
+    begins = min([now - EVENT_LOG_SECONDS, *unfinished])
     # A broker of another runtime directory may serve it.
     held = key in serving or ledger.is_locked(key)
     return Rows(
@@ -101,9 +104,3 @@ def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> 
     there = {*_optuna.study_keys(study), *serving}
     gone = (key for key in known if key not in there and not _optuna.is_apart(key))
     return tuple(key for key in gone if not ledger.is_locked(key))
-
-
-def _events_before(study: _optuna.Study, firsts: Mapping[int, float], now: float) -> float:
-    over = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
-    unfinished = (at for number, at in firsts.items() if number not in over)
-    return min([now - EVENT_LOG_SECONDS, *unfinished])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from optuna_hermes.view.source import ask_broker
 from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
-    from optuna_hermes.ledger import Ledger
     from optuna_hermes.simulator import CurveSet
 
 # A child of Optuna's logger, so that its verbosity and its handlers apply.
@@ -49,52 +48,45 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
         raise TypeError(
             f"A plot is of an optuna.Study but got {study!r}: load it with optuna.load_study."
         )
+    from optuna_hermes.ledger import open_ledger
+
     name = study.study_name
-    with _ledger_of(study) as ledger:
-        if ledger is None:
-            _logger.warning(
-                f"Study {name!r} has no ledger to plot: run it with optuna_hermes.optimize, or "
-                "with HermesSampler and HermesPruner."
-            )
-            return StudyData(history=StudyHistory(key=""), now=time.time())
+    if _optuna.known_key(study) is None:
+        _logger.warning(
+            f"Study {name!r} has no ledger to plot: run it with optuna_hermes.optimize, or "
+            "with HermesSampler and HermesPruner."
+        )
+        return StudyData(history=StudyHistory(key=""), now=time.time())
+    found = None
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
         broker, silence = ask_broker()
         if silence:
             _logger.warning(silence)
         history = read_history(ledger, _optuna.facts(study), broker=broker, silent=bool(silence))
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
-            to_replay = False
-        found = _replayable(study, ledger) if to_replay else None
+        elif to_replay:
+            from optuna_hermes.replay import curve_set_of
+
+            try:
+                found = curve_set_of(study, ledger)
+            except InvalidInputError as error:
+                _logger.warning(str(error))
     held = held_epochs(broker, history.key)
     return StudyData(history=history, now=time.time(), held=held, curve_set=found)
-
-
-@contextlib.contextmanager
-def _ledger_of(study: optuna.Study) -> Iterator[Ledger | None]:
-    from optuna_hermes.ledger import open_ledger
-
-    if _optuna.known_key(study) is None:
-        yield None
-        return
-    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
-        yield ledger
-
-
-def _replayable(study: optuna.Study, ledger: Ledger) -> CurveSet | None:
-    from optuna_hermes.replay import curve_set_of
-
-    try:
-        return curve_set_of(study, ledger)
-    except InvalidInputError as error:
-        _logger.warning(str(error))
-        return None
 
 
 def best_info_of(
     study: optuna.Study, against: Sequence[str], n_devices: int | None
 ) -> plot_data.BestInfo:
     """The data of ``plot_best_over_device_time``, for every backend."""
-    _check(against)
+    from optuna_hermes.policies import check_simulated_policy
+    from optuna_hermes.simulator import RIVALS
+
+    if isinstance(against, str):
+        raise TypeError(f'against must be a list of policies but got {against!r}: ["{against}"].')
+    for name in against:
+        check_simulated_policy(name, RIVALS)
     data = read_study(study, to_replay=bool(against))
     # A replay leaves failed trials out, too.
     kept = tuple(trial for trial in data.history.trials if trial.state != "failed")
@@ -136,13 +128,3 @@ def _replayed(
             # The recordings of a study that maximises are negated.
             found.append((spent, -best if maximize else best))
     return tuple(found)
-
-
-def _check(names: Sequence[str]) -> None:
-    from optuna_hermes.policies import check_simulated_policy
-    from optuna_hermes.simulator import RIVALS
-
-    if isinstance(names, str):
-        raise TypeError(f'against must be a list of policies but got {names!r}: ["{names}"].')
-    for name in names:
-        check_simulated_policy(name, RIVALS)

@@ -118,7 +118,8 @@ def _draw_best(ax: Axes, info: plot_data.BestInfo, target_name: str) -> Axes:
             line.xs,
             line.ys,
             where="post",
-            label=_label(line.name),
+            # Legends leave out what begins with an underscore, as the file of a policy may.
+            label=f" {line.name}" if line.name.startswith("_") else line.name,
             color=plot_data.COLOURS[index % len(plot_data.COLOURS)],
             linewidth=1.5 if index else 3,
             linestyle="--" if index else "-",
@@ -154,11 +155,6 @@ def _name(ax: Axes, title: str, x_label: str, y_label: str) -> None:
     ax.set_title(title)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
-
-
-def _label(name: str) -> str:
-    # Legends leave out what begins with an underscore, as the file of a policy may.
-    return f" {name}" if name.startswith("_") else name
 
 
 def _legend(ax: Axes) -> None:
