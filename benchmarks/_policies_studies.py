@@ -14,13 +14,14 @@ from optuna_hermes.policies import Hermes
 from optuna_hermes.replay import Result, parallel_map
 from optuna_hermes.replay._proposals import PRUNERS
 from optuna_hermes.replay._studies import (
+    TIMES,
     StudyMetrics,
     StudyRules,
     measure_study,
-    speed_ups,
     study_trace,
     tabulate_studies,
 )
+from optuna_hermes.replay._table import ratios
 from optuna_hermes.simulator import CurveSet
 from optuna_hermes.simulator._metrics import span_of
 
@@ -143,7 +144,7 @@ def _rows(found: Mapping[tuple[str, str], Sequence[Ending]]) -> list[dict[str, A
     times = dict(zip(found, tabulate_studies(all_times), strict=True))
     plain = [times[PLAIN_OPTUNA]] if PLAIN_OPTUNA in times else []
     return [
-        {**_row(*each, endings), "as_fast": speed_ups(times[each], plain)}
+        {**_row(*each, endings), "as_fast": ratios(times[each], plain, TIMES)}
         for each, endings in found.items()
     ]
 

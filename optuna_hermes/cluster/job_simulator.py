@@ -26,7 +26,8 @@ class JobSimulator:
 
     Each group of hosts is a cluster of its own, and its jobs have no other devices. Without slices
     a job keeps its devices to its end. With slices those of all jobs of a group are up for decision
-    at every multiple of their length; a job's progress is kept.
+    at every multiple of their length; a job's progress is kept. Jobs that want more devices than
+    their group has never run.
 
     Args:
         policy: the policy that assigns devices.
@@ -78,13 +79,10 @@ class JobSimulator:
             )
             for name, sizes in groups.items()
         }
-        self._refused = tuple(
-            job for job in jobs if job.devices > len(self._groups[job.group].hosts)
-        )
-        refused = {job.number for job in self._refused}
         for job in sorted(jobs, key=lambda job: (job.submitted, job.number)):
-            if job.number not in refused:
-                submit = partial(self._groups[job.group].submit, job)
+            group = self._groups[job.group]
+            if job.devices <= len(group.hosts):
+                submit = partial(group.submit, job)
                 self._events.add(job.submitted, submit, priority=_SUBMISSION)
 
     def run(self) -> JobTrace:
@@ -114,7 +112,6 @@ class JobSimulator:
             records=tuple(self._records),
             n_devices=sum(len(group.hosts) for group in self._groups.values()),
             decisions=sum(group.decisions for group in self._groups.values()),
-            refused=self._refused,
         )
 
 

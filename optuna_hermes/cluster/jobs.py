@@ -120,5 +120,3 @@ class JobTrace:
     records: tuple[JobRecord, ...]  # finished jobs in the order of their ends
     n_devices: int  # number of devices of all groups
     decisions: int  # number of calls of the policy
-    # Jobs that want more devices than their group has, which never ran.
-    refused: tuple[ClusterJob, ...] = ()

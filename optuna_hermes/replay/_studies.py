@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import make_policy
 from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
 from optuna_hermes.replay._simulate import Result
-from optuna_hermes.replay._table import means_of
+from optuna_hermes.replay._table import means_of, ratios
 from optuna_hermes.sampler import HermesSampler
 from optuna_hermes.simulator import CurveSet, Overheads, SwitchCosts, Trace, TrialSimulator
 from optuna_hermes.simulator._metrics import span_of
@@ -150,14 +150,10 @@ def tabulate_studies(results: Sequence[Result[StudyMetrics]]) -> list[dict[str, 
         {
             "policy": policy,
             **own,
-            "ratios": {"fifo": speed_ups(own, fifo), "best pruner": speed_ups(own, pruners)},
+            "ratios": {
+                "fifo": ratios(own, fifo, TIMES),
+                "best pruner": ratios(own, pruners, TIMES),
+            },
         }
         for policy, own in means.items()
     ]
-
-
-def speed_ups(means: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By measure of time, speed-up over the rival that is best in it; empty without rivals."""
-    if not rivals:
-        return {}
-    return {time: min(rival[time] for rival in rivals) / means[time] for time in TIMES}

@@ -27,6 +27,7 @@ def tabulate(results: Sequence[Result[Metrics]]) -> list[dict[str, Any]]:
         by_policy.setdefault(result.policy, []).append(result)
     means = {name: means_of(found, MEASURES) for name, found in by_policy.items()}
     families = {name: _by_family(found) for name, found in by_policy.items()}
+    fifo = [families["fifo"]] if "fifo" in families else []
     rows = [
         {
             "policy": name,
@@ -34,11 +35,11 @@ def tabulate(results: Sequence[Result[Metrics]]) -> list[dict[str, Any]]:
             "switches": _mean(each.metrics.switches for each in found),
             "killed_best": _mean(each.metrics.killed_best for each in found),
             "ratios": {
-                reference: _ratios(means[reference], means[name], TIMES)
+                reference: ratios(means[name], [means[reference]], TIMES)
                 for reference in REFERENCES
                 if reference in means
             },
-            "families": _ratios(families.get("fifo", {}), families[name], families[name]),
+            "families": ratios(families[name], fifo, families[name]),
         }
         for name, found in by_policy.items()
     ]
@@ -67,13 +68,17 @@ def _by_family(results: Sequence[Result[Metrics]]) -> dict[str, float]:
     }
 
 
-def _ratios(
-    reference: Mapping[str, float], own: Mapping[str, float], names: Iterable[str]
+def ratios(
+    own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]], names: Iterable[str]
 ) -> dict[str, float]:
+    """By name, the least time of rivals over one's own, NaN where that is 0; empty without rivals.
+
+    So it is how many times as fast one is as the rival that is best in it.
+    """
     return {
-        name: reference[name] / own[name] if own[name] else math.nan
+        name: min(rival[name] for rival in rivals) / own[name] if own[name] else math.nan
         for name in names
-        if name in reference
+        if rivals
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,7 +72,6 @@ class Best(NamedTuple):
 
     device_seconds: float
     value: float
-    at: float
     trial: int
 
 
@@ -174,7 +173,22 @@ def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
     """The values that were better than all before them, in the order of their time."""
     # The device time of a trial counts up to its last report: leases say nothing about values.
     reports = ((point, trial) for trial in history.trials for point in trial.points)
-    return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
+    spent, had, found = 0.0, dict[int, float](), list[Best]()
+    sign = -1.0 if history.maximize else 1.0
+    best = math.inf, 0
+    for point, trial in sorted(reports, key=lambda each: each[0].at):
+        number = trial.number
+        # After a crash units are trained again: a report may state less device time than before.
+        spent += max(0.0, point.device_seconds - had.get(number, 0.0))
+        had[number] = max(point.device_seconds, had.get(number, 0.0))
+        # A trial that has failed is never the best one.
+        if not math.isfinite(point.value) or trial.state == "failed":
+            continue
+        # Of equal ones the same as a broker's status has.
+        if (sign * point.value, number) < best:
+            best = sign * point.value, number
+            found.append(Best(spent, point.value, number))
+    return tuple(found)
 
 
 def trial_states(
@@ -225,24 +239,6 @@ def total_watt_hours(records: Iterable[TrialRecord]) -> float | None:
     """Energy of trials, as far as known; None if no trial's is known."""
     known = [record.watt_hours for record in records if record.watt_hours is not None]
     return math.fsum(known) if known else None
-
-
-def _improvements(reports: Iterable[tuple[Point, TrialHistory]], maximize: bool) -> Iterator[Best]:
-    spent, had = 0.0, dict[int, float]()
-    sign = -1.0 if maximize else 1.0
-    best = math.inf, 0
-    for point, trial in reports:
-        number = trial.number
-        # After a crash units are trained again: a report may state less device time than before.
-        spent += max(0.0, point.device_seconds - had.get(number, 0.0))
-        had[number] = max(point.device_seconds, had.get(number, 0.0))
-        # A trial that has failed is never the best one.
-        if not math.isfinite(point.value) or trial.state == "failed":
-            continue
-        # Of equal ones the same as a broker's status has.
-        if (sign * point.value, number) < best:
-            best = sign * point.value, number
-            yield Best(spent, point.value, point.at, number)
 
 
 def _merged(before: tuple[Point, ...], new: Sequence[Point]) -> tuple[Point, ...]:

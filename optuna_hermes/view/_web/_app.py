@@ -65,10 +65,12 @@ def make_app(feed: Feed, actions: Actions, guard: Guard) -> ASGIApp:
         return FileResponse(FILES / "index.html") if shown is None else enter(request, shown)
 
     async def token(request: Request) -> Response:
-        body = await _body(request)
-        if body is None:
-            reason = f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
-            return _refused(request, Refusal(status=413, reason=reason))
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_FORM_BYTES:
+                reason = f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
+                return _refused(request, Refusal(status=413, reason=reason))
         fields = parse_qs(body.decode("utf-8", "replace"))
         return enter(request, fields.get("token", [""])[0].strip())
 
@@ -114,16 +116,6 @@ def make_app(feed: Feed, actions: Actions, guard: Guard) -> ASGIApp:
         Mount("/", StaticFiles(directory=FILES)),
     ]
     return _Gate(Starlette(routes=routes), guard)
-
-
-async def _body(request: Request) -> bytes | None:
-    """The body of a request; None once more than ``MAX_FORM_BYTES`` have been read."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM_BYTES:
-            return None
-    return body
 
 
 async def _answer(call: Callable[[int], dict[str, Any]], number: str) -> Response:
