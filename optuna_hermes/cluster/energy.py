@@ -28,17 +28,11 @@ LEARNING_TICKS = 2 * DAY_TICKS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnergyRules:
-    """Buffer and delays of powering nodes down.
+    """Buffer and delays of powering nodes down."""
 
-    Args:
-        buffer_share: of all nodes, kept powered beyond demand; one node at least.
-        look_back_ticks: no node that was wanted within so many ticks is powered down.
-        keep_ticks: for so many ticks after a wake-up nothing is powered down.
-    """
-
-    buffer_share: float = 0.05
-    look_back_ticks: int = 36
-    keep_ticks: int = 3
+    buffer_share: float = 0.05  # of all nodes, kept powered beyond demand; one node at least
+    look_back_ticks: int = 36  # no node that was wanted within so many is powered down
+    keep_ticks: int = 3  # for so many after a wake-up nothing is powered down
 
     def __post_init__(self) -> None:
         if not 0 <= self.buffer_share <= 1:

@@ -22,33 +22,24 @@ class JobMetrics:
 
     Completion is the time from submission to end, queueing the part of it without devices, and the
     finish time ratio is completion in multiples of the job's time alone on the devices it wants.
-
-    Args:
-        jobs: number of jobs.
-        makespan_seconds: time from the first submission to the last end.
-        utilisation: device time given to jobs, as a share of all devices' over the makespan.
-        delayed_fraction: share of the jobs that ever waited without devices.
-        restarts: mean number of restarts of a job.
-        device_seconds: device time given to all jobs.
-        energy_joules: energy of all devices over the makespan, idle ones included.
     """
 
-    jobs: int
+    jobs: int  # their number
     mean_completion_seconds: float
     median_completion_seconds: float
     p99_completion_seconds: float
     mean_queueing_seconds: float
     median_queueing_seconds: float
     p99_queueing_seconds: float
-    makespan_seconds: float
-    utilisation: float
+    makespan_seconds: float  # from the first submission to the last end
+    utilisation: float  # device time given to jobs, as a share of all devices' over the makespan
     # Mahajan et al., "Themis", NSDI 2020, divide by the time on an equal share of the cluster.
     mean_finish_time_ratio: float
     p99_finish_time_ratio: float
-    delayed_fraction: float
-    restarts: float
-    device_seconds: float
-    energy_joules: float
+    delayed_fraction: float  # share of the jobs that ever waited without devices
+    restarts: float  # mean number of a job
+    device_seconds: float  # given to all jobs
+    energy_joules: float  # of all devices over the makespan, idle ones included
 
 
 def measure_jobs(trace: JobTrace) -> JobMetrics:

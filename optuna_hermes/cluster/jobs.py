@@ -64,23 +64,14 @@ class FixedWork(Work):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterJob:
-    """A job of a cluster, as in its trace.
+    """A job of a cluster, as in its trace."""
 
-    Args:
-        number: unique in its trace.
-        submitted: time of submission in seconds.
-        work: its work, hidden from policies.
-        devices: number of devices that it wants at once.
-        group: the virtual cluster that it may use, None where there is only one.
-        params: attributes known at submission, such as its user.
-    """
-
-    number: int
-    submitted: float
-    work: Work
-    devices: int = 1
-    group: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    number: int  # unique in its trace
+    submitted: float  # time in seconds
+    work: Work  # hidden from policies
+    devices: int = 1  # number of those that it wants at once
+    group: str | None = None  # virtual cluster that it may use, None where there is only one
+    params: Mapping[str, Any] = field(default_factory=dict)  # known at submission, such as its user
 
     def __post_init__(self) -> None:
         if not (0 <= self.submitted < math.inf and 0 < self.work.total < math.inf):

@@ -41,17 +41,11 @@ class Result(Generic[AnyMetrics]):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationRules:
-    """Settings that are the same in every simulation.
-
-    Args:
-        n_devices: number of devices.
-        n_trials: number of trials drawn from each set; all where it has fewer.
-        switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
-    """
+    """Settings that are the same in every simulation."""
 
     n_devices: int = 1
-    n_trials: int = 100
-    switch_cost: float = 0.005
+    n_trials: int = 100  # drawn from each set; all where it has fewer
+    switch_cost: float = 0.005  # of a device that changes trials, as a fraction of its next unit
 
     @property
     def costs(self) -> SwitchCosts:
@@ -93,10 +87,7 @@ def simulate_one(
 ) -> Result[Metrics]:
     """Replay a draw from a set under a policy, and measure it.
 
-    Args:
-        sets: those of all jobs.
-        rules: settings of all jobs.
-        job: index of the set, name of the policy, and seed.
+    The ``job`` is the index of the set, the policy's name, and a seed.
 
     Raises:
         InvalidInputError: there is no such policy, or it decides what a policy may not.

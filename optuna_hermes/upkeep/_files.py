@@ -27,19 +27,14 @@ _TRIAL_FOLDER = re.compile(r"trial-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Litter:
-    """Garbage among a study's checkpoints.
+    """Garbage among a study's checkpoints."""
 
-    Args:
-        files: each with its size in bytes, by path, or by URL where a store has it.
-        rows: trials, with paths of their checkpoints, to be dropped from the ledger.
-        elsewhere: folders that were not searched though the ledger names checkpoints there, as
-            they were given to ``optimize``; and stores.
-        rows_of_deleted: keys of studies that Optuna has deleted, with rows as above.
-    """
-
-    files: Mapping[Path | str, int]
-    rows: tuple[tuple[int, str], ...]
+    files: Mapping[Path | str, int]  # sizes in bytes, by path, or by URL where a store has it
+    rows: tuple[tuple[int, str], ...]  # trials and paths to be dropped from the ledger
+    # Folders that were not searched though the ledger names checkpoints there, as they were given
+    # to ``optimize``; and stores.
     elsewhere: tuple[str, ...] = ()
+    # Keys of studies that Optuna has deleted, with rows as above.
     rows_of_deleted: tuple[tuple[str, int, str], ...] = ()
 
     @property

@@ -29,17 +29,11 @@ Unwritten = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FinishPlan:
-    """A plan to finish suspended trials.
+    """A plan to finish suspended trials."""
 
-    Args:
-        values: each trial that can be set to COMPLETE, with its last reported value.
-        refused: each one that cannot, with the reason.
-        unwritten: steps and values that Optuna lacks of each trial that can, by their journals'
-            folders.
-    """
-
-    values: Mapping[int, float]
-    refused: Mapping[int, str]
+    values: Mapping[int, float]  # each that can be set to COMPLETE, with its last reported value
+    refused: Mapping[int, str]  # each one that cannot, with the reason
+    # Steps and values that Optuna lacks of each trial that can, by their journals' folders.
     unwritten: Mapping[int, Mapping[Path, Unwritten]]
 
 

@@ -21,21 +21,13 @@ _GRANTED_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Garbage in the ledger.
+    """Garbage in the ledger."""
 
-    Args:
-        leases: epochs of leases that have not ended though no process can hold them.
-        hosts: brokers that are gone.
-        studies: keys of studies that Optuna has deleted.
-        events: number of events before ``events_before``, all of finished trials.
-        events_before: seconds since 1970.
-    """
-
-    leases: tuple[int, ...]
-    hosts: tuple[str, ...]
-    studies: tuple[str, ...]
-    events: int
-    events_before: float
+    leases: tuple[int, ...]  # epochs of those that have not ended though no process can hold them
+    hosts: tuple[str, ...]  # brokers that are gone
+    studies: tuple[str, ...]  # keys of those that Optuna has deleted
+    events: int  # number of those before ``events_before``, all of finished trials
+    events_before: float  # seconds since 1970
 
 
 def find_rows(
@@ -43,12 +35,8 @@ def find_rows(
 ) -> Rows:
     """Find the garbage in the ledger of a study; changes nothing.
 
-    Args:
-        study: with Optuna's own states of its trials.
-        ledger: of the study.
-        host: this host's name; None if trials may still live on it whose broker has died.
-        serving: keys of the studies that this host's broker serves.
-        now: seconds since 1970.
+    ``host`` is this host's name, None if trials may still live on it whose broker has died;
+    ``serving`` are keys of the studies that its broker serves, and ``now`` is Unix time.
     """
     key = _optuna.study_key(study)
     dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > FORGET_HOST_SECONDS]

@@ -77,37 +77,24 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialHistory:
-    """The history of one trial.
-
-    Args:
-        state: as in ``model.TrialStatus``, as far as it can be known now.
-        record: its row of the ledger, whose own ``state`` may be older.
-        points: each unit once, as it was last reported, in ascending order.
-        override: see ``model.Override``; None once it is over.
-    """
+    """The history of one trial."""
 
     number: int
-    state: str
-    record: TrialRecord
-    override: str | None = None
-    points: tuple[Point, ...] = ()
+    state: str  # as in ``model.TrialStatus``, as far as it can be known now
+    record: TrialRecord  # its row of the ledger, whose own ``state`` may be older
+    override: str | None = None  # see ``model.Override``; None once the trial is over
+    points: tuple[Point, ...] = ()  # each unit once, as it was last reported, in ascending order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyHistory:
-    """The history of a study.
-
-    Args:
-        trials: in order of number, without those that never had a device.
-        bars: in order of epoch.
-        position: of the last report that was read.
-    """
+    """The history of a study."""
 
     key: str
     maximize: bool = False
-    trials: tuple[TrialHistory, ...] = ()
-    bars: tuple[Bar, ...] = ()
-    position: int = 0
+    trials: tuple[TrialHistory, ...] = ()  # by number, without those that never had a device
+    bars: tuple[Bar, ...] = ()  # in order of epoch
+    position: int = 0  # of the last report that was read
 
     @property
     def device_seconds(self) -> float:
@@ -202,12 +189,9 @@ def trial_states(
 ) -> dict[int, str]:
     """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
 
-    Args:
-        ledger, facts: of the study.
-        records: its trials.
-        broker: the status of this host's broker, None if there is none.
-        alive: the brokers of all hosts whose heartbeat in the ledger is recent.
-        silent: this host has a broker that does not answer: its trials are as the ledger says.
+    ``broker`` is the status of this host's broker, None if there is none; with ``silent`` it does
+    not answer, and its trials are as the ledger says. ``alive`` are the brokers of all hosts whose
+    heartbeat in the ledger is recent.
     """
     key, here = str(facts.key), (None, host_name())
     served = silent or (broker is not None and broker.study(key) is not None)

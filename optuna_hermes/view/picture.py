@@ -26,58 +26,38 @@ ORDERS = ("trial", "value", "slope", "time", "state")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Power:
-    """The power of a device, from its energy counter's last two changes.
+    """The power of a device, from its energy counter's last two changes."""
 
-    Args:
-        joules: the counter.
-        counted: time of its last known change, in Unix time.
-        watts: None until it has changed twice.
-    """
-
-    joules: float
-    counted: float
-    watts: float | None = None
+    joules: float  # the counter
+    counted: float  # Unix time of its last known change
+    watts: float | None = None  # None until it has changed twice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A host and a study at one moment.
+    """A host and a study at one moment."""
 
-    Args:
-        at: Unix time.
-        host: this host's name, empty if there is no broker.
-        key: of the study, empty if there is none.
-        studies: the keys of all studies of the broker.
-        policy: empty if no broker serves the study.
-        power: by device, of those with an energy counter.
-        memory: bytes of devices that trials and their processes have, by the trials' numbers.
-        counts: the number of trials in each state, without states that have none.
-        trials: their device time has that of their present leases, ``device`` all of their devices;
-            of very many a broker lists some.
-        best: the trial with the best value ever reported, and that value.
-        overhead_fraction: of device time, None if no broker counts it.
-        read_only: the reason why no overrides are possible now; empty if they are.
-        problem: the study's problem, in words; empty if it has none.
-    """
-
-    at: float
-    host: str = ""
-    key: str = ""
+    at: float  # Unix time
+    host: str = ""  # this host's name, empty if there is no broker
+    key: str = ""  # of the study, empty if there is none
     study: str = ""
-    studies: tuple[str, ...] = ()
-    policy: str = ""
+    studies: tuple[str, ...] = ()  # the keys of all studies of the broker
+    policy: str = ""  # empty if no broker serves the study
     maximize: bool = False
     devices: tuple[DeviceStatus, ...] = ()
-    power: Mapping[str, Power] = field(default_factory=dict)
+    power: Mapping[str, Power] = field(default_factory=dict)  # of devices with an energy counter
+    # Bytes of devices that trials and their processes have, by the trials' numbers.
     memory: Mapping[int, int] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # of trials, by states that some have
+    # Their device time has that of their present leases, ``device`` all of their devices; of very
+    # many a broker lists some.
     trials: tuple[TrialRow, ...] = ()
-    best: tuple[int, float] | None = None
+    best: tuple[int, float] | None = None  # the trial with the best value ever, and that value
     device_seconds: float = 0.0
     watt_hours: float | None = None
-    overhead_fraction: float | None = None
-    read_only: str = ""
-    problem: str = ""
+    overhead_fraction: float | None = None  # of device time, None if no broker counts it
+    read_only: str = ""  # why no overrides are possible now; empty if they are
+    problem: str = ""  # of the study, in words; empty if it has none
 
 
 def ordered(

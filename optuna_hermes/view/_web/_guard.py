@@ -67,19 +67,12 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """The access rules of a server.
+    """The access rules of a server."""
 
-    Args:
-        token: secret of the user, in the page's address or as ``Authorization: Bearer``.
-        session: secret of a browser after that, in a cookie.
-        cookie: the cookie's name.
-        trusts_own: processes of this user, on this host, need no token.
-    """
-
-    token: str
-    session: str
-    cookie: str
-    trusts_own: bool
+    token: str  # secret of the user, in the page's address or as ``Authorization: Bearer``
+    session: str  # secret of a browser after that, in a cookie
+    cookie: str  # the cookie's name
+    trusts_own: bool  # processes of this user, on this host, need no token
 
     def refuse(self, request: RequestParts) -> Refusal | None:
         """The reason for refusing a request, None if it is to be served."""

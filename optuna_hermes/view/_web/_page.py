@@ -49,29 +49,18 @@ STEADY_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class PageInput:
-    """The data of which a page is made.
-
-    Args:
-        named: true if the user has named the study; otherwise it is one that the broker serves.
-        key: of the study, None if it has none or that is not known.
-        maximize: whether its values are maximised, None if that is not known.
-        history: from its ledger, None if that could not be read or there is none.
-        silence: the reason why a broker that may train has told no status, else empty.
-        was_served: true if the last status of a broker had the study.
-        problem: the reason why the ledger could not be read.
-        now: Unix time of the broker's status.
-    """
+    """The data of which a page is made."""
 
     name: str | None
-    named: bool = False
-    key: str | None = None
-    maximize: bool | None = None
-    history: StudyHistory | None = None
+    named: bool = False  # by the user; otherwise it is a study that the broker serves
+    key: str | None = None  # of the study, None if it has none or that is not known
+    maximize: bool | None = None  # None if not known
+    history: StudyHistory | None = None  # None if its ledger could not be read or there is none
     broker: BrokerStatus | None = None
-    silence: str = ""
-    was_served: bool = False
-    problem: str | None = None
-    now: float = 0.0
+    silence: str = ""  # why a broker that may train has told no status, else empty
+    was_served: bool = False  # true if the last status of a broker had the study
+    problem: str | None = None  # why the ledger could not be read
+    now: float = 0.0  # Unix time of the broker's status
 
 
 class PageBuilder:

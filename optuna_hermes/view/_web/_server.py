@@ -31,16 +31,10 @@ def serve(
     token: str | None,
     ready: Callable[[str], object],
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM.
+    """Serve the page until SIGINT or SIGTERM; call ``ready`` with its address when it is there.
 
-    Args:
-        feed: source of the pages' content.
-        actions: the functions behind their requests.
-        host: the address to listen at.
-        port: likewise, 0 for any that is free.
-        token: required of users; None draws one, and on a loopback address lets processes of
-            this user in without it.
-        ready: called with the page's address when it can be opened.
+    Port 0 is any that is free. No ``token`` draws one, and on a loopback address lets processes of
+    this user in without it.
 
     Raises:
         InvalidInputError: the address is not available, or the token is too short or not ASCII.
