@@ -233,10 +233,13 @@ def _job(
     Raises:
         InvalidInputError: `optimize` would refuse them, or they contradict the launcher's.
     """
+    from optuna_hermes.cli._app import app
     from optuna_hermes.launch import Job
     from optuna_hermes.ledger import is_database
 
-    context = _parsed(arguments)
+    # As the parser of ``optimize`` itself reads them.
+    command = typer.main.get_command(app).commands["optimize"]  # type: ignore[attr-defined]
+    context: typer.Context = command.make_context(f"{PROGRAM} optimize", list(arguments))
     _check(context, elsewhere)
     given = context.params
     storage = given["storage"]
@@ -258,15 +261,6 @@ def _job(
         grace_seconds=grace,
         **others,
     )
-
-
-def _parsed(arguments: list[str]) -> typer.Context:
-    """The arguments of ``optimize``, as its own parser reads them."""
-    from optuna_hermes.cli._app import app
-
-    command = typer.main.get_command(app).commands["optimize"]  # type: ignore[attr-defined]
-    context: typer.Context = command.make_context(f"{PROGRAM} optimize", list(arguments))
-    return context
 
 
 def _check(context: typer.Context, elsewhere: bool) -> None:

@@ -185,17 +185,13 @@ def optimize(
         )
         status = conclude(result, same_command(), n_trials)
     if requeue and job is not None and status == ExitStatus.SUSPENDED:
-        _requeue(job)
+        # Said before: SLURM ends the job, and this process, as soon as it is asked.
+        note(f"Asking SLURM to begin job {job} again.")
+        try:
+            ask_for_requeue(job)
+        except LaunchError as error:
+            note(f"Submit the job again yourself: {error}")
     return status or unprinted
-
-
-def _requeue(job: str) -> None:
-    # Said before: SLURM ends the job, and this process, as soon as it is asked.
-    note(f"Asking SLURM to begin job {job} again.")
-    try:
-        ask_for_requeue(job)
-    except LaunchError as error:
-        note(f"Submit the job again yourself: {error}")
 
 
 def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> OptimizeResult:

@@ -218,7 +218,7 @@ def _sets(
     curves: Sequence[Path], storage: str | None, study_name: str | None
 ) -> tuple[list[CurveSet], int]:
     """The curve sets, and the number of a study's trials that are left out."""
-    from optuna_hermes.replay import check_names, read_curve_set
+    from optuna_hermes.replay import check_names, curve_set_of, incomplete_trials, read_curve_set
 
     if bool(curves) == (study_name is not None):
         raise InvalidInputError(
@@ -228,14 +228,7 @@ def _sets(
         sets = [read_curve_set(path) for path in curves]
         check_names(sets)
         return sets, 0
-    found, left_out = _study_set(storage_of(storage, study_name), study_name)
-    return [found], left_out
-
-
-def _study_set(storage: str, study_name: str) -> tuple[CurveSet, int]:
-    from optuna_hermes.replay import curve_set_of, incomplete_trials
-
-    with study_and_ledger(storage, study_name) as (study, ledger):
+    with study_and_ledger(storage_of(storage, study_name), study_name) as (study, ledger):
         found = curve_set_of(study, ledger)
         cut, left_out = incomplete_trials(study, ledger)
     if cut:
@@ -248,4 +241,4 @@ def _study_set(storage: str, study_name: str) -> tuple[CurveSet, int]:
             f"{plural(len(left_out), 'trial')} left out ({ranges(left_out)}) that failed, or have "
             "no recorded value."
         )
-    return found, len(left_out)
+    return [found], len(left_out)

@@ -146,7 +146,13 @@ def gc(
         return
     files_text = f"{plural(len(litter.files), 'file')}, {size(litter.size_bytes)}"
     show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
-    cleared = _cleared(rows)
+    counts = (
+        (len(rows.leases), "orphaned lease", None),
+        (len(rows.hosts), "dead broker", None),
+        (len(rows.studies), "deleted study", "deleted studies"),
+        (rows.events, "old event", None),
+    )
+    cleared = ", ".join(plural(*count) for count in counts if count[0])
     if cleared:
         show(f"{'Would clear' if dry_run else 'Cleared'} from the ledger: {cleared}.")
     for folder in litter.elsewhere:
@@ -214,13 +220,3 @@ def _host(broker: BrokerStatus | None) -> str | None:
     if broker is None and holders.living(election.runtime_dir()):
         return None
     return host_name()
-
-
-def _cleared(rows: Rows) -> str:
-    counts = (
-        (len(rows.leases), "orphaned lease", None),
-        (len(rows.hosts), "dead broker", None),
-        (len(rows.studies), "deleted study", "deleted studies"),
-        (rows.events, "old event", None),
-    )
-    return ", ".join(plural(*count) for count in counts if count[0])

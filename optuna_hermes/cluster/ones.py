@@ -17,7 +17,7 @@ from optuna_hermes.cluster.placement import (
     hosts_of,
     to_assignments,
 )
-from optuna_hermes.model import Assignment, Decision, Device, Snapshot
+from optuna_hermes.model import Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, free_devices
 
 # Schedules that survive a generation, and generations in one decision.
@@ -67,8 +67,13 @@ class Ones(Policy):
         # A limit in seconds is not possible, for a policy reads no clock: docs/design/0018 has the
         # time on 64 devices.
         best = Evolution(space, rng).best(seeds, population=POPULATION, generations=GENERATIONS)
+        owner, level = best.owner[0].tolist(), best.level[0].tolist()
+        batches = {found[i].number: found[i].batch_sizes[level[i]] for i in set(owner) if i >= 0}
+        chosen = to_assignments(snapshot, found, devices, owner)
+        # Devices that the schedule leaves idle go to other trials that fit.
+        chosen += assign_leftovers(snapshot, chosen)
         return Decision(
-            assignments=_assignments(snapshot, found, devices, best),
+            assignments=tuple(replace(a, batch_size=batches.get(a.trial)) for a in chosen),
             memory={"plans": [_plan(found, devices, row) for row in best.owner[:KEPT].tolist()]},
         )
 
@@ -124,14 +129,3 @@ def _plan(
         if index >= 0
     }
     return {id_: trial.number for id_, trial in trials.items() if trial is not None}
-
-
-def _assignments(
-    snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device], best: Schedules
-) -> tuple[Assignment, ...]:
-    """Assignments of the best schedule; devices it leaves idle go to other trials that fit."""
-    owner, level = best.owner[0].tolist(), best.level[0].tolist()
-    batches = {found[i].number: found[i].batch_sizes[level[i]] for i in set(owner) if i >= 0}
-    chosen = to_assignments(snapshot, found, devices, owner)
-    chosen += assign_leftovers(snapshot, chosen)
-    return tuple(replace(each, batch_size=batches.get(each.trial)) for each in chosen)

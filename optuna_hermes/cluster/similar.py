@@ -60,18 +60,14 @@ class Service:
         """Predicted device seconds of each of some trials, over their whole life."""
         keys = [(id(trial.params), trial.devices_wanted) for trial in trials]
         new = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self._seen}
-        for key, seconds in zip(new, self._predict([*new.values()]), strict=True):
-            self._seen[key] = (new[key].params, seconds)
+        if new:
+            rows = self._columns.rows([_params(trial) for trial in new.values()])
+            found = np.exp([self._logs[self._columns.nearest(row)].mean() for row in rows])
+            if self._trees is not None:
+                found = ROLLING * found + (1 - ROLLING) * np.exp(self._trees(rows))
+            for (key, trial), seconds in zip(new.items(), found.tolist(), strict=True):
+                self._seen[key] = (trial.params, seconds)
         return [self._seen[key][1] for key in keys]
-
-    def _predict(self, trials: Sequence[TrialView]) -> list[float]:
-        if not trials:
-            return []
-        rows = self._columns.rows([_params(trial) for trial in trials])
-        seconds = np.exp([self._logs[self._columns.nearest(row)].mean() for row in rows])
-        if self._trees is not None:
-            seconds = ROLLING * seconds + (1 - ROLLING) * np.exp(self._trees(rows))
-        return [float(each) for each in seconds]
 
 
 def _params(trial: TrialView) -> dict[str, Any]:

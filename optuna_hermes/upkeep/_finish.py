@@ -19,6 +19,7 @@ from optuna_hermes.ledger._locks import UNLOCK_SECONDS
 from optuna_hermes.model import LIVE_STATES
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
+_HELD = "held by a live process, or another user's: stop its `optimize` first, as that user"
 _NO_SINGLE_VALUE = (
     "a study of several objectives has no single last value: give all with `optuna-hermes tell "
     "--trial-number NUMBER --values V1 V2`"
@@ -56,22 +57,28 @@ def plan_finish(
     lost = ledger.lost_steps(_optuna.study_key(study), trials.keys() & numbers)
     values, refused, unwritten = {}, {}, {}
     for number in numbers:
-        reason = _refusal(trials.get(number), held)
-        if reason is not None:
-            refused[number] = reason
-            continue
-        found = _unwritten(places[number])
-        reported = dict(trials[number].intermediate_values)
-        # Optuna keeps what an earlier life of a trial has reported, whose weights are no more.
-        for step in lost.get(number, ()):
-            reported.pop(step, None)
-        reported.update(_late(found))
-        reason = _refusal_at(reported) if len(study.directions) == 1 else _NO_SINGLE_VALUE
-        if reason is not None:
-            refused[number] = reason
-            continue
-        values[number] = reported[max(reported)]
-        unwritten[number] = found
+        trial = trials.get(number)
+        if trial is None:
+            refused[number] = "no such trial, see `optuna-hermes trials`"
+        elif not _optuna.ours(trial):
+            refused[number] = f"not suspended but {trial.state.name}, so leave it out"
+        elif number in held:
+            refused[number] = _HELD
+        elif len(study.directions) > 1:
+            refused[number] = _NO_SINGLE_VALUE
+        else:
+            found = _unwritten(places[number])
+            reported = dict(trial.intermediate_values)
+            # Optuna keeps what an earlier life of a trial has reported, whose weights are no more.
+            for step in lost.get(number, ()):
+                reported.pop(step, None)
+            reported.update(_late(found))
+            if not reported:
+                refused[number] = f"nothing was reported: {_CLOSE}"
+            elif math.isnan(reported[max(reported)]):
+                refused[number] = f"the last value is nan: {_CLOSE}"
+            else:
+                values[number], unwritten[number] = reported[max(reported)], found
     return FinishPlan(values=values, refused=refused, unwritten=unwritten)
 
 
@@ -95,24 +102,6 @@ def _unwritten(folders: Collection[Path]) -> dict[Path, Unwritten]:
 
 def _late(unwritten: Mapping[Path, Unwritten]) -> dict[int, float]:
     return dict(chain.from_iterable(unwritten.values()))
-
-
-def _refusal(trial: Any, held: Collection[int]) -> str | None:
-    if trial is None:
-        return "no such trial, see `optuna-hermes trials`"
-    if not _optuna.ours(trial):
-        return f"not suspended but {trial.state.name}, so leave it out"
-    if trial.number in held:
-        return "held by a live process, or another user's: stop its `optimize` first, as that user"
-    return None
-
-
-def _refusal_at(reported: Mapping[int, float]) -> str | None:
-    if not reported:
-        return f"nothing was reported: {_CLOSE}"
-    if math.isnan(reported[max(reported)]):
-        return f"the last value is nan: {_CLOSE}"
-    return None
 
 
 def finish(study: _optuna.Study, ledger: Ledger, plan: FinishPlan) -> None:

@@ -108,7 +108,13 @@ class StudyReader:
             before, self._facts = self._facts, self._read_facts()
             self._facts_due = now + FACTS_SECONDS
             if self._ledger is not None:
-                self._follow(self._ledger, before)
+                # The study may have been made anew, in another ledger or in a new file.
+                if before is None or before.ledger_url == self._facts.ledger_url:
+                    self._ledger.reopen()
+                else:
+                    self._ledger.close()
+                    # It may have none yet: what the deleted one had is not its history.
+                    self._ledger = self._history = None
         if self._ledger is None and self._facts.ledger_url is not None:
             self._ledger = open_ledger(self._facts.ledger_url)
         if self._ledger is not None:
@@ -120,16 +126,6 @@ class StudyReader:
                 before=self._history,
             )
         return self._history
-
-    def _follow(self, ledger: Ledger, before: StudyFacts | None) -> None:
-        """Open the ledger again if the study was made anew, in another one or in a new file."""
-        assert self._facts is not None
-        if before is None or before.ledger_url == self._facts.ledger_url:
-            ledger.reopen()
-        else:
-            ledger.close()
-            # The new study may have none yet: what the deleted one had is not its history.
-            self._ledger = self._history = None
 
     def disconnect(self) -> None:
         """Close the connection to the broker until the next reading."""

@@ -34,7 +34,13 @@ def storage(url: str) -> Iterator[Check]:
             yield judged("storage", f"{file} cannot be written", problem, "fail")
         else:
             yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
-        yield _where(file.absolute())
+        place, kind = file.absolute().parent, kind_of(file.absolute())
+        problem = (
+            "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
+            if kind in NETWORK_KINDS
+            else ""
+        )
+        yield judged("its folder", f"{place} ({kind or 'unknown'})", problem)
     yield judged(
         "studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.without_password(url)}"
     )
@@ -109,13 +115,6 @@ def _ledger(url: str) -> Iterator[Check]:
         else f"This optuna-hermes reads version {SCHEMA_VERSION}: use the one that made it."
     )
     yield judged("ledger", f"schema version {version}", other, "fail")
-
-
-def _where(file: Path) -> Check:
-    kind, problem = kind_of(file), ""
-    if kind in NETWORK_KINDS:
-        problem = "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
-    return judged("its folder", f"{file.parent} ({kind or 'unknown'})", problem)
 
 
 def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
