@@ -83,8 +83,7 @@ class StudySource:
         self._reader = StudyReader(facts, curves=True)
         self._named_key = ""
         self._before: Picture | None = None
-        self._history: StudyHistory | None = None
-        self._resting: tuple[StudyHistory, Picture] | None = None
+        self._resting: Picture | None = None
         self._read_at = 0.0
         self._served = False
         self._in_outage = False
@@ -103,16 +102,14 @@ class StudySource:
             study = None if broker is None else broker.study(self._named_key)
             self._in_outage = study is not None and study.outage_seconds is not None
             if broker is None or study is None:
-                history = self._history
                 age = time.monotonic() - self._read_at
                 # What ``past`` read while the broker served the study is not shown after it.
-                if history is None or self._served or age > REST_SECONDS:
+                if self._resting is None or self._served or age > REST_SECONDS:
                     history, self._served = self._read(broker), False
-                why = f"{self._reader.silence or _UNSERVED} {_READ_ONLY}"
-                if self._resting is None or self._resting[0] is not history:
                     # Once for each reading: it takes all reports of the study.
-                    self._resting = history, picture_of_history(history, self._name, 0.0, why)
-                return replace(self._resting[1], at=time.time(), read_only=why)
+                    self._resting = picture_of_history(history, self._name)
+                why = f"{self._reader.silence or _UNSERVED} {_READ_ONLY}"
+                return replace(self._resting, at=time.time(), read_only=why)
         self._served = True
         self._before = picture_of(broker, key or self._named_key, time.time(), self._before)
         return self._before
@@ -159,10 +156,9 @@ class StudySource:
     def _read(self, broker: BrokerStatus | None) -> StudyHistory:
         history = self._reader.history(broker)
         if history is None:  # it was made anew since top() has opened its ledger
-            self._history = None
+            self._resting = None
             raise no_ledger(str(self._name))
-        self._history, self._read_at = history, time.monotonic()
-        self._named_key = history.key
+        self._read_at, self._named_key = time.monotonic(), history.key
         return history
 
     def _study_of(self, key: str, why: str) -> tuple[str, str]:

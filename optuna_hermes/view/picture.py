@@ -176,12 +176,12 @@ def _problem(study: StudyStatus) -> str:
 # -- a ledger's history -------------------------------------------------------------------------
 
 
-def picture_of_history(history: StudyHistory, study: str, at: float, read_only: str) -> Picture:
-    """The picture of a study that this host's broker does not serve, from its ledger."""
+def picture_of_history(history: StudyHistory, study: str) -> Picture:
+    """The picture of a study that this host's broker does not serve, from its ledger; at 0."""
     trials = tuple(_trial_of_history(trial) for trial in history.trials)
     best = best_so_far(history)[-1:]
     return Picture(
-        at=at,
+        at=0.0,
         key=history.key,
         study=study,
         studies=(history.key,),
@@ -191,7 +191,6 @@ def picture_of_history(history: StudyHistory, study: str, at: float, read_only: 
         best=(best[0].trial, best[0].value) if best else None,
         device_seconds=history.device_seconds,
         watt_hours=history.watt_hours,
-        read_only=read_only,
     )
 
 

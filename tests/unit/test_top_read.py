@@ -111,13 +111,13 @@ def test_the_best_of_a_ledger_is_the_best_value_ever_reported() -> None:
 
     def best(*trials: TrialHistory, maximize: bool = False) -> tuple[int, float] | None:
         history = StudyHistory(key="s", trials=trials, maximize=maximize)
-        return picture_of_history(history, "s", 0.0, "").best
+        return picture_of_history(history, "s").best
 
     assert best(trial(0, 0.5), trial(1, 0.1, state="failed")) == (0, 0.5)
     assert best(trial(0, 0.5, 0.2, 0.9), trial(1, 0.3)) == (0, 0.2)
     assert best(trial(0, 0.5, 0.9), trial(1, 0.9, math.nan), maximize=True) == (0, 0.9)
     assert best(trial(0, math.nan, math.inf)) is None
-    shown = picture_of_history(StudyHistory(key="s", trials=(trial(0, 0.5),)), "s", 0.0, "")
+    shown = picture_of_history(StudyHistory(key="s", trials=(trial(0, 0.5),)), "s")
     assert shown.counts == {"done": 1}
 
 
