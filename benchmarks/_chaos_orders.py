@@ -25,21 +25,13 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One fault that a trial shall commit.
+    """One fault that a trial shall commit."""
 
-    Args:
-        deed: a key of ``DEEDS``.
-        where: "batch" or "validation".
-        status: for those who exit.
-        seconds: for those who are silent, or wait for an alarm.
-        procs: file that puts a process into a control group, if there is one.
-    """
-
-    deed: str
-    where: str
-    status: int = 0
-    seconds: float = 0.0
-    procs: str = ""
+    deed: str  # a key of ``DEEDS``
+    where: str  # "batch" or "validation"
+    status: int = 0  # for those who exit
+    seconds: float = 0.0  # for those who are silent, or wait for an alarm
+    procs: str = ""  # file that puts a process into a control group, if there is one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,17 +25,11 @@ _LOOK_SECONDS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Size of the training of each trial.
+    """Size of the training of each trial."""
 
-    Args:
-        epochs: units of each trial.
-        width: of the network.
-        batch_size: of its loader.
-    """
-
-    epochs: int
-    width: int
-    batch_size: int
+    epochs: int  # units of each trial
+    width: int  # of the network
+    batch_size: int  # of its loader
 
 
 @dataclass(frozen=True, kw_only=True)

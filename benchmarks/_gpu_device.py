@@ -20,17 +20,11 @@ Add = Callable[..., None]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Device and folder of a part of the benchmark.
+    """Device and folder of a part of the benchmark."""
 
-    Args:
-        dry: True on the simulated accelerator, where everything is to be small.
-        kind: name of the make in torch: ``cuda``.
-        folder: for whatever it writes.
-    """
-
-    dry: bool
-    kind: str
-    folder: Path
+    dry: bool  # True on the simulated accelerator, where everything is to be small
+    kind: str  # name of the make in torch: ``cuda``
+    folder: Path  # for whatever it writes
 
     @property
     def device(self) -> str:

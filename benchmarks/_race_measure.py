@@ -40,26 +40,18 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Record of a contestant's budget. All times are seconds from the start of its command.
+    """Record of a contestant's budget. All times are seconds from the start of its command."""
 
-    Args:
-        setting: the contest's.
-        cpu_seconds: of all its processes.
-        trials: the parameters of each.
-        values: of all units, in their order in time; of a unit trained twice the first.
-        units: that were begun.
-        repeated: values of units that had one before.
-        opening_waits: from a lease to its first batch; None if there are no leases.
-        decision_waits: from the last value in a lease to the lease's end.
-    """
-
-    setting: Mapping[str, Any]
-    cpu_seconds: float
-    trials: Mapping[str, Mapping[str, Any]]
+    setting: Mapping[str, Any]  # the contest's
+    cpu_seconds: float  # of all its processes
+    trials: Mapping[str, Mapping[str, Any]]  # the parameters of each
+    # Of all units, in their order in time; of a unit trained twice the first.
     values: Sequence[Value]
-    units: Sequence[Unit]
-    repeated: int = 0
+    units: Sequence[Unit]  # that were begun
+    repeated: int = 0  # values of units that had one before
+    # From a lease to its first batch; None if there are no leases.
     opening_waits: Sequence[float] | None = None
+    # From the last value in a lease to the lease's end.
     decision_waits: Sequence[float] | None = None
 
     @property

@@ -36,24 +36,16 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """One contestant on one task with one seed.
-
-    Args:
-        devices: that its trials may train on at once.
-        seconds: of its budget, from ``begun``.
-        unit_seconds: that a unit takes.
-        folder: for its files, its alone.
-        begun: when its command was started.
-    """
+    """One contestant on one task with one seed."""
 
     task: str
     seed: int
     contestant: str
-    devices: int
-    seconds: float
-    unit_seconds: float
-    folder: str
-    begun: float = 0.0
+    devices: int  # that its trials may train on at once
+    seconds: float  # of its budget, from ``begun``
+    unit_seconds: float  # that a unit takes
+    folder: str  # for its files, its alone
+    begun: float = 0.0  # when its command was started
 
     @property
     def name(self) -> str:

@@ -65,19 +65,12 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """Seconds of every switch, from the end of one trial's last batch.
+    """Seconds of every switch, from the end of one trial's last batch."""
 
-    Args:
-        to_batch: to the beginning of the other trial's first batch.
-        to_step: to the end of that batch, its training step done.
-        processes: how many have trained.
-        step: the median batch that is not the first after a switch, None if all are.
-    """
-
-    to_batch: list[float]
-    to_step: list[float]
-    processes: int
-    step: float | None
+    to_batch: list[float]  # to the beginning of the other trial's first batch
+    to_step: list[float]  # to the end of that batch, its training step done
+    processes: int  # how many have trained
+    step: float | None  # the median batch that is not the first after a switch, None if all are
 
 
 def count_switches(path: Path) -> int:

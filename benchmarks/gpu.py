@@ -37,19 +37,13 @@ MINUTES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of the benchmark.
+    """A part of the benchmark."""
 
-    Args:
-        seconds: its time limit.
-        call: ``module:function``; the function gets a ``Setting`` and a callable that adds a row.
-        title: as the page has it.
-        note: what the rows mean.
-    """
-
-    seconds: int
+    seconds: int  # its time limit
+    # ``module:function``; the function gets a ``Setting`` and a callable that adds a row.
     call: str
-    title: str
-    note: str
+    title: str  # as the page has it
+    note: str  # what the rows mean
 
 
 PARTS = {

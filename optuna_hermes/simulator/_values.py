@@ -21,14 +21,10 @@ def _check_finite(costs: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchCosts:
-    """The costs of a device that changes to another trial.
+    """The costs of a device that changes to another trial."""
 
-    Args:
-        fraction: share of the time of the unit that is trained next.
-        seconds: time to resume a suspended trial, beside that; a new one has none.
-    """
-
-    fraction: float = 0.0
+    fraction: float = 0.0  # share of the time of the unit that is trained next
+    # Time to resume a suspended trial, beside that; a new one has none.
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
