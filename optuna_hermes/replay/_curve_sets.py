@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,19 +27,11 @@ def read_curve_set(path: str | Path) -> CurveSet:
     Raises:
         InvalidInputError: there is no such file, or it is not a curve set.
     """
-    return CurveSet.from_arrays(str(path), _arrays(Path(path)))
-
-
-def _arrays(path: Path) -> dict[str, Any]:
     try:
         # Opened here: numpy does not close a file whose content it refuses.
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                raise InvalidInputError(f"{path} must be an .npz file but is a single array.")
-            return dict(loaded.items())
-    except InvalidInputError:
-        raise
+            arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded.items())
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInputError(f"{path} cannot be read: {reason}.") from error
@@ -47,6 +39,9 @@ def _arrays(path: Path) -> dict[str, Any]:
         raise InvalidInputError(
             f"{path} must be an .npz file of plain arrays (numpy.savez) but is not, or is damaged."
         ) from error
+    if isinstance(arrays, np.ndarray):
+        raise InvalidInputError(f"{path} must be an .npz file but is a single array.")
+    return CurveSet.from_arrays(str(path), arrays)
 
 
 # Least time of a unit, for two reports at the same reading of the worker's clock.

@@ -135,20 +135,15 @@ def complete(study: _optuna.Study, trial: Any, plan: FinishPlan) -> None:
     """
     found = plan.unwritten[trial.number]
     for step, value in _late(found).items():
-        _write(study, trial, step, value)
+        try:
+            _optuna.write_value(study, trial, step, value)
+        except RuntimeError:  # which Optuna's error of a finished trial is
+            if _optuna.end_of(study, _optuna.trial_id(trial)) is None:
+                raise
     _optuna.complete_trial(study, trial, plan.values[trial.number])
     # Last: if another process has just begun to write there, nothing of a finished trial is lost.
     for folder in found:
         _journal.change(folder, unwritten=())
-
-
-def _write(study: _optuna.Study, trial: Any, step: int, value: float) -> None:
-    """Write a value into Optuna, unless the trial has just ended."""
-    try:
-        _optuna.write_value(study, trial, step, value)
-    except RuntimeError:  # which Optuna's error of a finished trial is
-        if _optuna.end_of(study, _optuna.trial_id(trial)) is None:
-            raise
 
 
 def held_trials(

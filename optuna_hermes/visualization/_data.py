@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from optuna_hermes.view import formats
-from optuna_hermes.view.history import Bar, StudyHistory, TrialHistory, best_so_far, end_of
+from optuna_hermes.view.history import StudyHistory, TrialHistory, best_so_far, end_of
 
 Axis = Literal["unit", "device_seconds"]
 
@@ -107,9 +107,24 @@ def schedule_info(history: StudyHistory, now: float, held: Container[int] = ()) 
     names = device_names(bar.device for bar in history.bars)
     order = sorted(names, key=_natural)
     bars = sorted(history.bars, key=lambda bar: (order.index(bar.device), bar.begin))
-    found = ((bar, end_of(bar, trials, held)) for bar in bars)
-    ends = ((bar, now if end is None else end) for bar, end in found)
-    return tuple(_box(bar, names[bar.device], end) for bar, end in ends if end > bar.begin)
+    boxes = []
+    for bar in bars:
+        found = end_of(bar, trials, held)
+        end = now if found is None else found
+        if end > bar.begin:
+            label = "" if bar.trial is None else str(bar.trial)
+            trial = f"trial {label}" if label else "new trial"
+            boxes.append(
+                Box(
+                    device=names[bar.device],
+                    label=label,
+                    colour=COLOURS[(bar.trial or 0) % len(COLOURS)],
+                    begin=bar.begin,
+                    end=end,
+                    hover=f"{trial}, {formats.duration(end - bar.begin)}",
+                )
+            )
+    return tuple(boxes)
 
 
 def device_names(devices: Iterable[str]) -> dict[str, str]:
@@ -202,19 +217,6 @@ def best_info(
         lines=drawn,
         bounds=_with_room(min(usual), max(usual)) if away else None,
         x_label=f"Device Time of All Trials ({unit})",
-    )
-
-
-def _box(bar: Bar, device: str, end: float) -> Box:
-    label = "" if bar.trial is None else str(bar.trial)
-    trial = f"trial {label}" if label else "new trial"
-    return Box(
-        device=device,
-        label=label,
-        colour=COLOURS[(bar.trial or 0) % len(COLOURS)],
-        begin=bar.begin,
-        end=end,
-        hover=f"{trial}, {formats.duration(end - bar.begin)}",
     )
 
 

@@ -144,20 +144,14 @@ def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
     known = job_environment(environment)
     ends_at, grace = end_of_job(known), f"{known.grace_seconds:g} s"
     if ends_at is None:
-        yield judged(
-            "time of the job",
-            "its end is not known",
-            problem=f"Say --timeout {grace} less than its time, so that trials are suspended.",
-        )
+        found = "its end is not known"
+        problem = f"Say --timeout {grace} less than its time, so that trials are suspended."
     else:
         left = ends_at - now
-        yield judged(
-            "time of the job",
-            f"{duration(max(0.0, left))} left, all trials are suspended {grace} before its end",
-            problem="Nothing is trained any more: submit it again."
-            if left <= known.grace_seconds
-            else "",
-        )
+        found = f"{duration(max(0.0, left))} left, all trials are suspended {grace} before its end"
+        is_over = left <= known.grace_seconds
+        problem = "Nothing is trained any more: submit it again." if is_over else ""
+    yield judged("time of the job", found, problem)
 
 
 def container() -> Iterator[Check]:
