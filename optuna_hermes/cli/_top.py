@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -147,11 +148,8 @@ class StudySource:
         from optuna_hermes.broker import connect
 
         # Not by the reader's connection, which another thread uses.
-        connection = connect("viewer")
-        try:
+        with contextlib.closing(connect("viewer")) as connection:
             connection.want(message)
-        finally:
-            connection.close()
 
     def _read(self, broker: BrokerStatus | None) -> StudyHistory:
         history = self._reader.history(broker)

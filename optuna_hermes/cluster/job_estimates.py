@@ -98,7 +98,8 @@ class Learned(Estimator):
     """
 
     def __init__(self, *, trees: bool = True) -> None:
-        self._history = _History()
+        self._of_kind: defaultdict[Hashable, _KindHistory] = defaultdict(_KindHistory)
+        self._codes: dict[str, dict[Hashable, float]] = {"group": {}, "user": {}}
         self._rows: dict[int, list[float]] = {}
         self._known: list[tuple[list[float], float]] = []
         self._n_fitted = 0
@@ -107,9 +108,11 @@ class Learned(Estimator):
 
     def submitted(self, job: ClusterJob) -> float:
         """The estimate from what is known at submission."""
-        rolling = self._history.rolling(job)
+        # Mean seconds of recent jobs of the most specific kind that has any.
+        means = (history.means[0] for history in self._histories(job))
+        known = (math.exp(mean) for mean in means if not math.isnan(mean))
+        seconds = next(known, UNKNOWN_SECONDS)
         row = self._submitted(job)
-        seconds = UNKNOWN_SECONDS if math.isnan(rolling) else rolling
         n_known = len(self._known)
         if self._use_trees and n_known >= max(FIRST, GROWTH * self._n_fitted):
             self._n_fitted = n_known
@@ -141,26 +144,8 @@ class Learned(Estimator):
             self._finished(job, end, end - job.submitted)
 
     def _submitted(self, job: ClusterJob) -> list[float]:
-        row = self._rows[job.number] = self._history.row(job)
-        self._history.submitted(job)
-        return row
-
-    def _finished(self, job: ClusterJob, now: float, seconds: float) -> None:
-        self._history.finished(job, now, seconds)
-        self._known.append((self._rows.pop(job.number), _log(seconds)))
-
-
-class _History:
-    """Statistics of all jobs so far, updated in the order of time."""
-
-    def __init__(self) -> None:
-        self._of_kind: defaultdict[Hashable, _KindHistory] = defaultdict(_KindHistory)
-        self._codes: dict[str, dict[Hashable, float]] = {"group": {}, "user": {}}
-
-    def row(self, job: ClusterJob) -> list[float]:
-        """Features of a job that is submitted now."""
         now = job.submitted
-        row = [
+        row = self._rows[job.number] = [
             float(job.devices),
             self._code("group", job.group),
             self._code("user", job.params.get("user")),
@@ -169,20 +154,15 @@ class _History:
         ]
         for history in self._histories(job):
             row += history.row(now)
+            history.submitted(now)
         return row
 
-    def rolling(self, job: ClusterJob) -> float:
-        """Mean seconds of recent jobs of the most specific kind that has any, else NaN."""
-        means = (history.means[0] for history in self._histories(job))
-        return next((math.exp(mean) for mean in means if not math.isnan(mean)), math.nan)
-
-    def submitted(self, job: ClusterJob) -> None:
+    def _finished(self, job: ClusterJob, now: float, seconds: float) -> None:
+        # A job may be shorter than the resolution of the clock that it is seen by.
+        log_seconds = math.log(max(seconds, LEAST_SECONDS))
         for history in self._histories(job):
-            history.submitted(job.submitted)
-
-    def finished(self, job: ClusterJob, now: float, seconds: float) -> None:
-        for history in self._histories(job):
-            history.finished(now, _log(seconds))
+            history.finished(now, log_seconds)
+        self._known.append((self._rows.pop(job.number), log_seconds))
 
     def _histories(self, job: ClusterJob) -> list[_KindHistory]:
         # Jobs that are submitted again take about as long as before. Traces without names have at
@@ -234,8 +214,3 @@ class _KindHistory:
             now - self._last_finished,
             *(float(len(times)) for times in self._submissions),
         ]
-
-
-def _log(seconds: float) -> float:
-    # A job may be shorter than the resolution of the clock that it is seen by.
-    return math.log(max(seconds, LEAST_SECONDS))

@@ -42,7 +42,8 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
     figure.add_bar(
         orientation="h",
         y=[box.device for box in boxes],
-        base=[_time(box.begin) for box in boxes],
+        # Plotly has no zones: it shows times as they are written.
+        base=[datetime.fromtimestamp(b.begin).isoformat(" ", "milliseconds") for b in boxes],
         x=[round(1000 * (box.end - box.begin)) for box in boxes],
         marker={
             "color": [box.colour for box in boxes],
@@ -204,11 +205,6 @@ def _plotly() -> Any:
 
 def _layout(title: str, x_label: str, y_label: str) -> dict[str, Any]:
     return {"title": title, "xaxis": {"title": x_label}, "yaxis": {"title": y_label}}
-
-
-def _time(seconds: float) -> str:
-    # Plotly has no zones: it shows times as they are written.
-    return datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
 
 
 def _mode(lines: Iterable[plot_data.InfoLine]) -> str:

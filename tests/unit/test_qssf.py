@@ -21,7 +21,6 @@ from optuna_hermes.cluster.job_estimates import (
     Estimator,
     Learned,
     Noisy,
-    _History,
 )
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import ShortestRemaining
@@ -330,16 +329,16 @@ def test_without_trees_jobs_of_the_most_specific_kind_that_is_known_count() -> N
 
 def test_features_are_of_recent_jobs_of_each_kind() -> None:
     """Means, the last one and quantiles of times, times since events, and counts of submissions."""
-    history = _History()
-    for at in (0.0, 500.0, 1000.0):
-        history.submitted(by("ada", at=at))
-    for ended, seconds in ((600.0, 1.0), (700.0, math.e)):
-        history.finished(by("ada"), ended, seconds)
-    row = history.row(by("ada", at=1001.0))
+    learned = Learned(trees=False)
+    for number, at in enumerate((0.0, 500.0, 1000.0)):
+        learned._submitted(replace(by("ada", at=at), number=number))
+    for number, (ended, seconds) in enumerate(((600.0, 1.0), (700.0, math.e))):
+        learned._finished(replace(by("ada"), number=number), ended, seconds)
+    row = learned._submitted(by("ada", at=1001.0))
     specific, of_user, of_devices = np.split(np.array(row[5:]), 3)
     expected = [0.2, 0.02, 1.0, 0.0, 1.0, 1.0, 1.0, 301.0, 2.0, 3.0]
     assert specific.tolist() == of_user.tolist() == of_devices.tolist() == pytest.approx(expected)
-    fresh = np.split(np.array(history.row(by("bob", "h", devices=2, at=1001.0))[5:]), 3)
+    fresh = np.split(np.array(learned._submitted(by("bob", "h", devices=2, at=1001.0))[5:]), 3)
     assert all(np.isnan(kind[:-2]).all() and not kind[-2:].any() for kind in fresh)
 
 

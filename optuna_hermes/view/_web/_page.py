@@ -67,8 +67,11 @@ class PageBuilder:
     """Maker of pages; a part that has not changed since the last page is the same object."""
 
     def __init__(self) -> None:
-        self._charts = Charts()
-        self._devices = DeviceRows()
+        self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
+        self._path: tuple[Best, ...] = ()
+        self._path_version: tuple[str, int, tuple[int, ...]] | None = None
+        # Of each device: the epoch of its lease, and the times of its slice.
+        self._since: dict[str, tuple[int, tuple[float, float]]] = {}
 
     def build(self, source: PageInput) -> Json:
         """The page of these data."""
@@ -76,7 +79,7 @@ class PageBuilder:
         trials = _trials(history, study)
         live = _live(source, study, trials)
         bars = history.bars if history else ()
-        path = self._charts.path(history)
+        path = self._path_of(history)
         # The times of bars count from here, which needs fewer digits.
         begin = round(min((bar.begin for bar in bars), default=0.0), 2)
         return {
@@ -86,12 +89,75 @@ class PageBuilder:
             "totals": _totals(source, study),
             "best": _best(source, study, path),
             "trials": trials,
-            "curves": self._charts.curves(history, trials, path[-1].trial if path else None),
+            "curves": self._curves(history, trials, path[-1].trial if path else None),
             "path": [[round(b.device_seconds, 2), rounded(b.value), b.trial] for b in path],
             "begin": begin,
             "bars": _bars(source, begin),
-            "devices": self._devices.shown(source.broker, study, source.now),
+            "devices": self._devices(source, study),
             "key": history.key if history else None,
+        }
+
+    def _curves(self, history: StudyHistory | None, trials: Json, best: int | None) -> Json:
+        """Units and values of the curves that are drawn, by trial; of ``best`` in any case."""
+        found = {}
+        reported = [trial for trial in history.trials if trial.points] if history else []
+        sign = -1.0 if history and history.maximize else 1.0
+        for trial in _drawn_trials(reported, trials, sign, best):
+            points, columns = self._columns.get(trial.number, (None, None))
+            if points is not trial.points or columns is None:
+                # Thousands of curves are thinned out anew only where a value was reported.
+                columns = _columns(trial.points)
+                self._columns[trial.number] = (trial.points, columns)
+            found[str(trial.number)] = columns
+        return found
+
+    def _path_of(self, history: StudyHistory | None) -> tuple[Best, ...]:
+        """Best so far; the same object if no value was reported, and no trial has failed, since."""
+        if history is not None:
+            failed = tuple(trial.number for trial in history.trials if trial.state == "failed")
+            version = history.key, history.position, failed
+            if version != self._path_version:
+                self._path_version, self._path = version, best_so_far(history)
+        return self._path
+
+    def _devices(self, source: PageInput, study: StudyStatus | None) -> list[Json]:
+        """The devices of the broker; their holders are ``own`` if they are trials of ``study``."""
+        key = study.key if study else ""
+        devices = source.broker.devices if source.broker else ()
+        labels = formats.short_devices([device.id for device in devices])
+        return [
+            {
+                "id": device.id,
+                "kind": device.kind,
+                "problem": device.problem,
+                "memory_bytes": device.memory_bytes,
+                "memory_free_bytes": device.memory_free_bytes,
+                "label": label,
+                "state": "held" if device.holder else formats.idle(device),
+                "holder": self._holder(device, key, source.now),
+            }
+            for device, label in zip(devices, labels, strict=True)
+        ]
+
+    def _holder(self, device: DeviceStatus, key: str, now: float) -> Json | None:
+        holder = device.holder
+        if holder is None:
+            return None
+        # Absolute times change only with a lease: nothing is sent while it lasts.
+        times = (now - holder.since_seconds, now + holder.left_seconds)
+        epoch, known = self._since.get(device.id, (holder.epoch, times))
+        # Each status took a while to arrive, and would move them a little.
+        moved = max(abs(a - b) for a, b in zip(times, known, strict=True)) > STEADY_SECONDS
+        if moved or epoch != holder.epoch:
+            known = times
+        self._since[device.id] = holder.epoch, known
+        return {
+            "own": holder.key == key,
+            "study": holder.study,
+            "trial": holder.trial,
+            "yielding": holder.state == "yielding",
+            "since": round(known[0], 2),
+            "until": round(known[1], 2),
         }
 
 
@@ -260,97 +326,7 @@ def _of_ledger(trial: TrialHistory) -> Json:
     }
 
 
-# -- devices --------------------------------------------------------------------------------------
-
-
-class DeviceRows:
-    """Entries of devices; remembers the times of their leases."""
-
-    def __init__(self) -> None:
-        self._since: dict[tuple[str, int], tuple[float, float]] = {}
-
-    def shown(
-        self, broker: BrokerStatus | None, study: StudyStatus | None, now: float
-    ) -> list[Json]:
-        """The devices of a broker with their holders; ``now`` is the time of its status.
-
-        A holder is ``own`` if it is a trial of ``study``.
-        """
-        key = study.key if study else ""
-        devices = broker.devices if broker else ()
-        labels = formats.short_devices([device.id for device in devices])
-        return [
-            {
-                "id": device.id,
-                "kind": device.kind,
-                "problem": device.problem,
-                "memory_bytes": device.memory_bytes,
-                "memory_free_bytes": device.memory_free_bytes,
-                "label": label,
-                "state": "held" if device.holder else formats.idle(device),
-                "holder": self._holder(device, key, now),
-            }
-            for device, label in zip(devices, labels, strict=True)
-        ]
-
-    def _holder(self, device: DeviceStatus, key: str, now: float) -> Json | None:
-        holder = device.holder
-        if holder is None:
-            return None
-        # Absolute times change only with a lease: nothing is sent while it lasts.
-        lease = (device.id, holder.epoch)
-        times = (now - holder.since_seconds, now + holder.left_seconds)
-        known = self._since.get(lease)
-        # Each status took a while to arrive, and would move them a little.
-        moved = known is None or max(abs(a - b) for a, b in zip(times, known, strict=True))
-        if known is None or moved > STEADY_SECONDS:
-            known = times
-        # Of each device only its present lease is remembered.
-        self._since = {k: v for k, v in self._since.items() if k[0] != device.id}
-        self._since[lease] = known
-        return {
-            "own": holder.key == key,
-            "study": holder.study,
-            "trial": holder.trial,
-            "yielding": holder.state == "yielding",
-            "since": round(known[0], 2),
-            "until": round(known[1], 2),
-        }
-
-
 # -- charts ---------------------------------------------------------------------------------------
-
-
-class Charts:
-    """Data of charts; a part that has not changed since the last call is the same object."""
-
-    def __init__(self) -> None:
-        self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
-        self._path: tuple[Best, ...] = ()
-        self._path_version: tuple[str, int, tuple[int, ...]] | None = None
-
-    def curves(self, history: StudyHistory | None, trials: Json, best: int | None) -> Json:
-        """Units and values of the curves that are drawn, by trial; of ``best`` in any case."""
-        found = {}
-        reported = [trial for trial in history.trials if trial.points] if history else []
-        sign = -1.0 if history and history.maximize else 1.0
-        for trial in _drawn_trials(reported, trials, sign, best):
-            points, columns = self._columns.get(trial.number, (None, None))
-            if points is not trial.points or columns is None:
-                # Thousands of curves are thinned out anew only where a value was reported.
-                columns = _columns(trial.points)
-                self._columns[trial.number] = (trial.points, columns)
-            found[str(trial.number)] = columns
-        return found
-
-    def path(self, history: StudyHistory | None) -> tuple[Best, ...]:
-        """Best so far; the same object if no value was reported, and no trial has failed, since."""
-        if history is not None:
-            failed = tuple(trial.number for trial in history.trials if trial.state == "failed")
-            version = history.key, history.position, failed
-            if version != self._path_version:
-                self._path_version, self._path = version, best_so_far(history)
-        return self._path
 
 
 def _bars(source: PageInput, begin: float) -> Json:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from urllib.parse import quote
 
@@ -50,7 +49,18 @@ def serve(
             "--token must have ASCII characters alone but has others: leave it out, and one is "
             "drawn."
         )
-    with _listening(host, port) as sock:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        # A server started again must not wait for its old connections in TIME_WAIT.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(128)
+        except OSError as error:
+            raise InvalidInputError(
+                f"--host and --port must be free here but {host}:{port} is not "
+                f"({error.strerror or error}): choose others."
+            ) from error
         trusts_own = token is None and is_loopback(host)
         port = sock.getsockname()[1]
         guard = Guard(
@@ -99,20 +109,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        # A server started again must not wait for its old connections in TIME_WAIT.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-            sock.listen(128)
-        except OSError as error:
-            raise InvalidInputError(
-                f"--host and --port must be free here but {host}:{port} is not "
-                f"({error.strerror or error}): choose others."
-            ) from error
-        yield sock
