@@ -142,29 +142,20 @@ def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledg
     # Without the import of Optuna, which takes longer than all that `status` does.
     from optuna_hermes.ledger import open_ledger
 
-    facts = study_facts(storage, name)
+    facts = facts_reader(storage, name)()
     if facts.ledger_url is None:
         raise no_ledger(name)
     with contextlib.closing(open_ledger(facts.ledger_url)) as ledger:
         yield facts, ledger
 
 
-def study_facts(storage: str, name: str) -> StudyFacts:
-    """The facts of a study from Optuna's tables.
-
-    Raises:
-        StorageError: the storage cannot be reached, or has no such study.
-    """
-    return facts_reader(storage, name)()
-
-
 def facts_reader(storage: str, name: str) -> Callable[[], StudyFacts]:
-    """A function that reads the facts of a study again and again, as ``study_facts``.
+    """A function that reads the facts of a study from Optuna's tables, again and again.
 
     What is in no database is loaded once, as of a journal: its storage then reads what is new.
 
     Raises:
-        StorageError: by that function, as ``study_facts``.
+        StorageError: by that function: the storage cannot be reached, or has no such study.
     """
     from optuna_hermes._optuna_tables import read_facts
 

@@ -18,7 +18,6 @@ from optuna_hermes.cli._studies import (
     no_ledger,
     optional_storage,
     storage_of,
-    study_facts,
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import BrokerError, InvalidInputError
@@ -164,6 +163,6 @@ class StudySource:
         name = self._name or (self._before.study if self._before else None)
         if self._storage is None or not name:
             raise InvalidInputError(f"{why}: start `top` with --storage URL and --study-name NAME.")
-        if study_facts(self._storage, name).key != key:
+        if facts_reader(self._storage, name)().key != key:
             raise InvalidInputError(f"The study {name!r} of --storage is another one.")
         return self._storage, name

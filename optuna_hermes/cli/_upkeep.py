@@ -18,7 +18,6 @@ from optuna_hermes.view.formats import plural, ranges, size
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.upkeep import Litter, Rows
 
 CheckpointDir = Annotated[
@@ -164,6 +163,8 @@ def _cleared_away(
 ) -> tuple[Litter, Rows]:
     """Remove garbage, unless ``dry_run``, and return what it was."""
     from optuna_hermes import _optuna, upkeep
+    from optuna_hermes.broker import _election as election
+    from optuna_hermes.broker import _holders as holders
     from optuna_hermes.suspend._tiers import _remote
 
     held_by, now = broker_status(), time.time()
@@ -176,7 +177,10 @@ def _cleared_away(
         stores = [_optuna.checkpoint_url(study, str(checkpoint_dir))] if remote else []
         held = upkeep.held_trials(held_by, study, ledger)
         litter = upkeep.find_litter(study, ledger, folders, held, now, stores)
-        rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
+        # Processes of a dead broker may go on, and reconnect to the next one with their leases.
+        lives_on = held_by is None and holders.living(election.runtime_dir())
+        host = None if lives_on else host_name()
+        rows = upkeep.find_rows(study, ledger, host=host, serving=serving, now=now)
         parents = [each.parent for each in folders]
         bases = [str(checkpoint_dir).rstrip("/")] if remote else []
         litter, gone = upkeep.with_deleted(litter, ledger, rows.studies, parents, bases)
@@ -210,13 +214,3 @@ def _way_to(place: str) -> str:
         ", which is no folder of this host: say `gc --checkpoint-dir` where it is, or make it, "
         "empty, if it is gone for good"
     )
-
-
-def _host(broker: BrokerStatus | None) -> str | None:
-    from optuna_hermes.broker import _election as election
-    from optuna_hermes.broker import _holders as holders
-
-    # Processes of a dead broker may go on, and reconnect to the next one with their leases.
-    if broker is None and holders.living(election.runtime_dir()):
-        return None
-    return host_name()

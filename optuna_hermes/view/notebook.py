@@ -68,30 +68,16 @@ class Cell:
             self._show([])
 
     def _show(self, devices: list[tuple[str, str, str]]) -> None:
-        _, study, total = self._last or ((), None, None)
-        line = [] if study is None else [study_line(study, total)]
-        texts = {
-            "text/plain": "\n".join([*(" ".join(each) for each in devices), *line, *self._notes]),
-            "text/html": self._html(devices, study, total, line),
-        }
-        if self._replace is None:
-            self._replace = self._draw(texts)
-        else:
-            self._replace(texts)
-
-    def _html(
-        self,
-        devices: list[tuple[str, str, str]],
-        study: StudyStatus | None,
-        total: int | None,
-        line: list[str],
-    ) -> str:
-        parts = []
-        if study is not None and total:
-            ended = study.counts.ended
-            parts.append(f'<progress value="{ended}" max="{total}" style="width:100%">')
-            parts.append("</progress>")
-        parts += [f'<div title="{LEGEND}"><b>{html.escape(each)}</b></div>' for each in line]
+        text, parts = [" ".join(each) for each in devices], []
+        if self._last is not None:
+            _, study, total = self._last
+            line = study_line(study, total)
+            text.append(line)
+            if total:
+                ended = study.counts.ended
+                parts.append(f'<progress value="{ended}" max="{total}" style="width:100%">')
+                parts.append("</progress>")
+            parts.append(f'<div title="{LEGEND}"><b>{html.escape(line)}</b></div>')
         if devices:
             cells = (
                 "".join(f"<td style='text-align:left'>{html.escape(part)}</td>" for part in each)
@@ -99,7 +85,11 @@ class Cell:
             )
             parts.append("<table>" + "".join(f"<tr>{each}</tr>" for each in cells) + "</table>")
         parts += [f"<div>{html.escape(note)}</div>" for note in self._notes]
-        return "".join(parts)
+        texts = {"text/plain": "\n".join([*text, *self._notes]), "text/html": "".join(parts)}
+        if self._replace is None:
+            self._replace = self._draw(texts)
+        else:
+            self._replace(texts)
 
 
 def shown(view: RenderableType, width: int = 110) -> dict[str, str]:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _connection
 from optuna_hermes.cli import run
-from optuna_hermes.cli._studies import study_facts
+from optuna_hermes.cli._studies import facts_reader
 from optuna_hermes.cli._top import StudySource
 from optuna_hermes.cli._web import _actions
 from optuna_hermes.errors import BrokerError, BrokerSilentError
@@ -155,7 +154,7 @@ def running(storage_url: str) -> str:
 @pytest.mark.usefixtures("silent", "impatient", "running")
 def test_its_trials_are_as_the_ledger_says(storage_url: str) -> None:
     """They may train: nobody says that they do not."""
-    with closing(StudyReader(partial(study_facts, storage_url, "s"))) as reader:
+    with closing(StudyReader(facts_reader(storage_url, "s"))) as reader:
         assert reader.status() is None
         history = reader.history(None)
     assert history is not None

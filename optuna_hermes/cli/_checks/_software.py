@@ -33,20 +33,18 @@ def python() -> Iterator[Check]:
     linux = sys.platform == "linux"
     problem = "" if linux else "The broker needs Linux."
     yield judged("system", platform.platform(terse=True), problem, "fail")
-    if linux:
-        yield _pidfd()
-
-
-def _pidfd() -> Check:
+    if not linux:
+        return
+    found = "works"
     try:
         os.close(pidfd_open(os.getpid()))
     except OSError as error:
+        found = error.strerror or repr(error)
         problem = (
             "A broker sees by pidfd_open that a worker has ended: use Linux 5.3 or later, and a "
             "container whose seccomp profile allows it."
         )
-        return judged("pidfd", error.strerror or repr(error), problem, "fail")
-    return judged("pidfd", "works")
+    yield judged("pidfd", found, problem, "fail")
 
 
 def packages() -> Iterator[Check]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optuna_hermes.cli._checks import Check, judged
 from optuna_hermes.cli._checks._host import NETWORK_KINDS, kind_of
-from optuna_hermes.cli._studies import check_file, study_and_ledger, study_facts
+from optuna_hermes.cli._studies import check_file, facts_reader, study_and_ledger
 from optuna_hermes.view.formats import plural, ranges
 
 COMMITS = 20
@@ -51,7 +51,7 @@ def study(url: str, name: str) -> Iterator[Check]:
     """Check that the newest checkpoints of a study's stored trials exist."""
     from optuna_hermes import _optuna
 
-    if study_facts(url, name).ledger_url is None:
+    if facts_reader(url, name)().ledger_url is None:
         yield judged(f"study {name!r}", "not trained yet: `optimize` makes its ledger")
         return
     with study_and_ledger(url, name) as (found, ledger):
