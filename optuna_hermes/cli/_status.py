@@ -29,9 +29,8 @@ from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import status_view, trial_view
 
 if TYPE_CHECKING:
-    from optuna_hermes._optuna import Study
     from optuna_hermes.broker._protocol import BrokerStatus
-    from optuna_hermes.ledger import Ledger, TrialRecord
+    from optuna_hermes.ledger import TrialRecord
 
 Document = dict[str, Any]
 
@@ -109,8 +108,7 @@ def _study_document(
         records, curves = ledger.load_trials(key), ledger.load_curves(key)
         served = silent or (broker is not None and broker.study(key) is not None)
         elsewhere = not served and ledger.is_locked(key, _UNLOCK_SECONDS)
-        alive = {host.instance for host in hosts}
-        states = trial_states(ledger, facts, records, broker, alive, silent=silent)
+        states = trial_states(ledger, facts, records, broker, silent=silent)
         overrides = live_overrides(ledger, key, states)
     trials = [
         {
@@ -171,64 +169,58 @@ def trial_document(storage: str, name: str, number: int) -> tuple[Document, str]
         InvalidInputError: the study has no such trial, or it was never suspended by this package.
         StorageError: as ``study_and_ledger``.
     """
+    from optuna_hermes import _optuna
+
     broker, silence = ask_broker()
     with study_and_ledger(storage, name) as (study, ledger):
-        return _trial_document(study, ledger, number, broker, bool(silence)), silence
-
-
-def _trial_document(
-    study: Study, ledger: Ledger, number: int, broker: BrokerStatus | None, silent: bool
-) -> Document:
-    from optuna_hermes import _optuna
-    from optuna_hermes.ledger import live_hosts
-
-    key, trials = _optuna.study_key(study), _optuna.trial_states(study)
-    records = ledger.load_trials(key)
-    record = next((each for each in records if each.number == number), None)
-    if record is None:
-        if number in trials:
+        key, trials = _optuna.study_key(study), _optuna.trial_states(study)
+        records = ledger.load_trials(key)
+        record = next((each for each in records if each.number == number), None)
+        if record is None:
+            if number in trials:
+                raise InvalidInputError(
+                    f"Trial {number} of study {study.study_name!r} has no event log, for it never "
+                    "had a device of this package's: see `optuna-hermes trials`."
+                )
+            numbers = f"0 to {len(trials) - 1}" if trials else "none yet"
             raise InvalidInputError(
-                f"Trial {number} of study {study.study_name!r} has no event log, for it never had "
-                "a device of this package's: see `optuna-hermes trials`."
+                f"Study {study.study_name!r} has no trial {number} (there: {numbers}): name one of "
+                "those."
             )
-        numbers = f"0 to {len(trials) - 1}" if trials else "none yet"
-        raise InvalidInputError(
-            f"Study {study.study_name!r} has no trial {number} (there: {numbers}): name one of "
-            "those."
-        )
-    alive = {host.instance for host in live_hosts(ledger)}
-    facts = _optuna.facts(study, trials)  # a journal or a proxy gives all its trials for each read
-    states = trial_states(ledger, facts, [record], broker, alive, silent=silent)
-    curves = ledger.load_curves(key)
-    curve = _curve(curves.get(number), _optuna.sign(study))
-    return {
-        "study": study.study_name,
-        "trial": number,
-        "state": states[number],
-        "override": live_overrides(ledger, key, states).get(number),
-        "where": _where(record, states[number], broker),
-        "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
-        "curve": curve,
-        "standing": _rank_at_age(curves, number, states[number], records),
-        # Its row is written at the end of a slice.
-        "units_trained": max(record.units, curve["units"]),
-        **_figures(record),
-        "submitted": record.submitted,
-        "updated": record.updated,
-        "checkpoints": [
-            {
-                "path": each.checkpoint.path,
-                "units": each.checkpoint.units,
-                "size_bytes": each.checkpoint.size_bytes,
-                "at": each.at,
-            }
-            for each in ledger.load_checkpoints(key, [number])
-        ],
-        "events": [
-            {"at": each.at, "kind": each.kind, "detail": each.detail}
-            for each in ledger.load_events(key, number)
-        ],
-    }
+        # With its trials: a journal or a proxy gives all of them for each read.
+        facts = _optuna.facts(study, trials)
+        states = trial_states(ledger, facts, [record], broker, silent=bool(silence))
+        curves = ledger.load_curves(key)
+        curve = _curve(curves.get(number), _optuna.sign(study))
+        document = {
+            "study": study.study_name,
+            "trial": number,
+            "state": states[number],
+            "override": live_overrides(ledger, key, states).get(number),
+            "where": _where(record, states[number], broker),
+            "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
+            "curve": curve,
+            "standing": _rank_at_age(curves, number, states[number], records),
+            # Its row is written at the end of a slice.
+            "units_trained": max(record.units, curve["units"]),
+            **_figures(record),
+            "submitted": record.submitted,
+            "updated": record.updated,
+            "checkpoints": [
+                {
+                    "path": each.checkpoint.path,
+                    "units": each.checkpoint.units,
+                    "size_bytes": each.checkpoint.size_bytes,
+                    "at": each.at,
+                }
+                for each in ledger.load_checkpoints(key, [number])
+            ],
+            "events": [
+                {"at": each.at, "kind": each.kind, "detail": each.detail}
+                for each in ledger.load_events(key, number)
+            ],
+        }
+    return document, silence
 
 
 def _where(record: TrialRecord, state: str, broker: BrokerStatus | None) -> Document:

@@ -66,8 +66,10 @@ class Smd(Policy):
         knapsack = Knapsack(items, _room(snapshot, devices))
         chosen = knapsack.exact() if len(found) <= EXACT_TRIALS else knapsack.greedy()
         chosen = knapsack.filled(chosen)
-        # Without room for any trial one has to break the bounds, unless another's end makes room.
-        if not chosen and not _any_trains(snapshot):
+        # Without room for any trial one has to break the bounds, unless another's end makes room: a
+        # new trial can have a device but no view yet.
+        taken = any(not (device.free or device.problem) for device in snapshot.devices)
+        if not (chosen or taken or any(trial.state == "running" for trial in snapshot.trials)):
             chosen = items[:1]
         counts = np.zeros((1, len(found)), dtype=np.int64)
         for item in chosen:
@@ -142,12 +144,6 @@ def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
         math.inf if None in memory else float(sum(each or 0 for each in memory)),
         math.inf if host is None else max(host - kept, 0),
     )
-
-
-def _any_trains(snapshot: Snapshot) -> bool:
-    """True if resources may become free later; a new trial can have a device but no view yet."""
-    taken = any(not (device.free or device.problem) for device in snapshot.devices)
-    return taken or any(trial.state == "running" for trial in snapshot.trials)
 
 
 def _has_promise(trial: TrialView) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from optuna_hermes.upkeep._files import ORPHAN_SECONDS as ORPHAN_SECONDS
 from optuna_hermes.upkeep._files import Litter as Litter
 from optuna_hermes.upkeep._files import find_litter as find_litter
 from optuna_hermes.upkeep._files import remove as remove

@@ -120,8 +120,6 @@ def read_history(
     A trial, or its points, that did not change is the same object as before. ``broker`` and
     ``silent`` are as for ``trial_states``.
     """
-    from optuna_hermes.ledger import live_hosts
-
     key = str(facts.key)
     if before is None or before.key != key:
         before = StudyHistory(key=key, maximize=facts.sign < 0)
@@ -133,8 +131,7 @@ def read_history(
         new[report.number].append(point)
     # After the reports, so that each of them finds its trial.
     records = ledger.load_trials(key)
-    alive = {host.instance for host in live_hosts(ledger)}
-    states = trial_states(ledger, facts, records, broker, alive, silent=silent)
+    states = trial_states(ledger, facts, records, broker, silent=silent)
     overrides = live_overrides(ledger, key, states)
     trials = []
     for record in records:
@@ -183,16 +180,17 @@ def trial_states(
     facts: StudyFacts,
     records: Collection[TrialRecord],
     broker: BrokerStatus | None,
-    alive: Container[str],
     *,
     silent: bool = False,
 ) -> dict[int, str]:
     """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
 
     ``broker`` is the status of this host's broker, None if there is none; with ``silent`` it does
-    not answer, and its trials are as the ledger says. ``alive`` are the brokers of all hosts whose
-    heartbeat in the ledger is recent.
+    not answer, and its trials are as the ledger says.
     """
+    from optuna_hermes.ledger import live_hosts
+
+    alive = {host.instance for host in live_hosts(ledger)}
     key, here = str(facts.key), (None, host_name())
     served = silent or (broker is not None and broker.study(key) is not None)
     # A broker of another runtime directory may have them.

@@ -82,7 +82,17 @@ def simulation_view(document: dict[str, Any]) -> RenderableType:
     """The document of ``optuna-hermes simulate`` as tables, the best policy first."""
     document = formats.all_printable(document)
     settings, rows = document["settings"], document["table"]
-    parts = [_explained(_title(settings, rows[0]["work_seconds"]), _policies(rows), _LEGEND)]
+    table = _table("policy", "of work", *_COMPARED, "switches", "killed")
+    for row in rows:
+        compared = row["ratios"]["fifo"]
+        table.add_row(
+            row["policy"],
+            f"{100 * row['best_seconds'] / row['work_seconds']:.1f} %",
+            *(_times(compared[metric]) for metric in _COMPARED.values()),
+            f"{row['switches']:.0f}",
+            f"{100 * row['killed_best']:.0f} %",
+        )
+    parts = [_explained(_title(settings, rows[0]["work_seconds"]), table, _LEGEND)]
     families = list(rows[0]["families"])
     if len(families) > 1:
         shown = families[:MAX_FAMILIES]
@@ -140,20 +150,6 @@ def _title(settings: dict[str, Any], work_seconds: float) -> str:
 def _span(numbers: list[int]) -> str:
     least, most = min(numbers), max(numbers)
     return f"{least}" if least == most else f"{least} to {most}"
-
-
-def _policies(rows: list[dict[str, Any]]) -> Table:
-    table = _table("policy", "of work", *_COMPARED, "switches", "killed")
-    for row in rows:
-        compared = row["ratios"]["fifo"]
-        table.add_row(
-            row["policy"],
-            f"{100 * row['best_seconds'] / row['work_seconds']:.1f} %",
-            *(_times(compared[metric]) for metric in _COMPARED.values()),
-            f"{row['switches']:.0f}",
-            f"{100 * row['killed_best']:.0f} %",
-        )
-    return table
 
 
 def jobs_view(document: dict[str, Any]) -> RenderableType:

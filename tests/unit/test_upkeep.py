@@ -29,12 +29,12 @@ from optuna_hermes.ledger import (
 )
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend._tiers import _remote
-from optuna_hermes.upkeep import _finish, _overrides
+from optuna_hermes.upkeep import _files, _finish, _overrides
 from support.records import locked
 from support.statuses import broker_status, study_status
 
 NOW = 1_000_000_000.0
-OLD = NOW - 2 * upkeep.ORPHAN_SECONDS
+OLD = NOW - 2 * _files.ORPHAN_SECONDS
 
 
 class House:

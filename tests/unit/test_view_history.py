@@ -111,7 +111,7 @@ def test_a_trial_is_where_its_process_is(ledger: Ledger) -> None:
 
     assert states(facts()) == ["pending", "done"]
     records = ledger.load_trials(STUDY)
-    assert trial_states(ledger, facts(), records, None, (), silent=True)[0] == "running"
+    assert trial_states(ledger, facts(), records, None, silent=True)[0] == "running"
     assert states(facts(), broker=broker) == ["running", "done"]
     ledger.save_checkpoint(checkpoint("/1"))
     assert states(facts()) == ["stored", "done"]

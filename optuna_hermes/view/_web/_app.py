@@ -29,9 +29,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from optuna_hermes.errors import HermesError
-from optuna_hermes.view._web._feed import Feed
+from optuna_hermes.view._web._feed import Feed, in_thread
 from optuna_hermes.view._web._guard import HEADERS, Guard, Refusal, RequestParts
-from optuna_hermes.view._web._threads import in_thread
 
 Address = tuple[str, int]
 

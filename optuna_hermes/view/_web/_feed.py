@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
-
-from optuna_hermes.view._web._threads import in_thread
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 # Between two looks: a report reaches the ledger up to 0.25 s after the broker has it.
 EVERY_SECONDS = 0.4
@@ -37,6 +37,7 @@ KEYED = ("trials", "bars")
 GROWING = "curves"
 
 Page = dict[str, Any]
+Answer = TypeVar("Answer")
 
 
 class Feed:
@@ -149,6 +150,22 @@ def _event(name: str, document: Page) -> bytes:
     timed = {**document, "now": round(time.time(), 2)}
     text = json.dumps(timed, separators=(",", ":"), allow_nan=False)
     return f"event: {name}\ndata: {text}\n\n".encode()
+
+
+async def in_thread(call: Callable[[], Answer]) -> Answer:
+    """The answer of a function that is called in a daemon thread."""
+    # Not asyncio.to_thread(): whose threads the event loop waits for at its end.
+    answer: Future[Answer] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="hermes-web", daemon=True).start()
+    return await asyncio.wrap_future(answer)
 
 
 # -- changes --------------------------------------------------------------------------------------
