@@ -96,11 +96,10 @@ class JobSimulator:
             now = self._events.next_time
             # Unlike trials, jobs are decided on after all events of one time: a job that is
             # submitted as another ends competes for its devices.
-            touched: dict[int, _Group] = {}
+            touched: dict[_Group, None] = {}
             while self._events and self._events.next_time <= now:
-                group = self._events.pop()()
-                touched[id(group)] = group
-            for group in touched.values():
+                touched[self._events.pop()()] = None
+            for group in touched:
                 group.decide()
         waiting = [state.job for group in self._groups.values() for state in group.live.values()]
         if waiting:

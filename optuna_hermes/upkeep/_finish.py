@@ -67,7 +67,8 @@ def plan_finish(
         elif len(study.directions) > 1:
             refused[number] = _NO_SINGLE_VALUE
         else:
-            found = _unwritten(places[number])
+            journals = {each: _journal.find(each).unwritten for each in sorted(places[number])}
+            found = {folder: lines for folder, lines in journals.items() if lines}
             reported = dict(trial.intermediate_values)
             # Optuna keeps what an earlier life of a trial has reported, whose weights are no more.
             for step in lost.get(number, ()):
@@ -92,12 +93,6 @@ def _places(
         if row.number in places:
             places[row.number].add(Path(row.checkpoint.path).parent)
     return places
-
-
-def _unwritten(folders: Collection[Path]) -> dict[Path, Unwritten]:
-    """The values in these folders' journals that are not in Optuna's tables."""
-    found = ((folder, _journal.find(folder).unwritten) for folder in sorted(folders))
-    return {folder: unwritten for folder, unwritten in found if unwritten}
 
 
 def _late(unwritten: Mapping[Path, Unwritten]) -> dict[int, float]:

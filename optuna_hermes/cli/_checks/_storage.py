@@ -65,8 +65,9 @@ def study(url: str, name: str) -> Iterator[Check]:
         for number in stored
         if not _is_there(newest[number], root / _optuna.trial_folder(number))
     ]
+    who = f"{'trial' if len(gone) == 1 else 'trials'} {ranges(gone)}"
     problem = (
-        f"The newest checkpoint of {_trials(gone)} is not there, as {newest[gone[0]]}: mount "
+        f"The newest checkpoint of {who} is not there, as {newest[gone[0]]}: mount "
         "its folder, bring it back, or close them with `optuna-hermes finish`."
         if gone
         else ""
@@ -87,10 +88,6 @@ def _is_there(place: str, folder: Path) -> bool:
     if _remote.is_url(place):
         return _remote.exists(place)
     return Path(place).is_file() or moved_file(folder, place) is not None
-
-
-def _trials(numbers: list[int]) -> str:
-    return f"{'trial' if len(numbers) == 1 else 'trials'} {ranges(numbers)}"
 
 
 def _ledger(url: str) -> Iterator[Check]:

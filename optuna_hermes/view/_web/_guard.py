@@ -91,7 +91,7 @@ class Guard:
         # DNS rebinding leads a browser here by another name, with the rights of that name's pages.
         # Where all show the token these have none, and a proxy may pass on any name.
         name = _host_name(request.headers.get("host", ""))
-        if name == "localhost" or _is_address(name) or (name and not self.trusts_own):
+        if name == "localhost" or is_address(name) or (name and not self.trusts_own):
             return None
         return Refusal(
             status=421,
@@ -164,7 +164,7 @@ def _host_name(host: str) -> str:
     return "" if found is None else (found["v6"] or found["name"]).lower()
 
 
-def _is_address(name: str) -> bool:
+def is_address(name: str) -> bool:
     """True for a numeric address: DNS rebinding needs a name."""
     try:
         ipaddress.ip_address(name)

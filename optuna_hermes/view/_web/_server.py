@@ -14,7 +14,7 @@ import uvicorn
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view._web._app import Actions, make_app
 from optuna_hermes.view._web._feed import Feed
-from optuna_hermes.view._web._guard import Guard
+from optuna_hermes.view._web._guard import Guard, is_address
 
 # Characters: with fewer a token could be guessed, for nothing here slows guesses down.
 LEAST_TOKEN = 16
@@ -103,9 +103,4 @@ class _Server(uvicorn.Server):
 
 def is_loopback(host: str) -> bool:
     """True if only this host reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
