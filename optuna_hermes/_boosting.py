@@ -184,7 +184,8 @@ class RoundsCallback:
         # Kept by the trial itself, so that they live no longer.
         rounds = getattr(trial, "_hermes_rounds", None)
         if not isinstance(rounds, BoostingLoop) or _session not in (None, rounds._session):
-            trial._hermes_rounds = rounds = BoostingLoop(trial, _session)
+            rounds = BoostingLoop(trial, _session)
+            rounds._trial._hermes_rounds = rounds
         self._of_trial: BoostingLoop | None = rounds
         self._monitor = monitor
         self._interval = report_interval

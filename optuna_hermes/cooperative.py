@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from optuna_hermes._extras import extra
 from optuna_hermes._optuna import (
+    no_trial,
     on_report,
     pruned,
     report,
@@ -68,7 +69,7 @@ class CooperativeLoop:
     end. The random states of Python, NumPy and torch are kept for it.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study.
         objects: all objects that the training changes, by names of your choice, each with
             ``state_dict`` and ``load_state_dict``.
         session: None for that of the trial, which it has if its trials are scheduled.
@@ -96,6 +97,8 @@ class CooperativeLoop:
         objects: NamedObjects | Mapping[str, Any],
         session: Session | None = None,
     ) -> None:
+        # Scripts train with the best parameters in the loop that has tuned them.
+        trial = no_trial() if trial is None else trial
         require(
             hasattr(trial, "should_prune"),
             f"{self.maker} must be given the trial first",

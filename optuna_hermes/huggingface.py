@@ -25,7 +25,7 @@ class HermesCallback(TrainerCallback):
     Under plain Optuna the callback reports to the trial and asks the study's pruner.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study.
         monitor: name of a logged value: of an evaluation (``eval_loss``, ``eval_accuracy``), or of
             training (``loss``). Each time that it is logged is one unit of the trial.
 

@@ -52,7 +52,7 @@ class HermesCallback(RoundsCallback):
     must keep them: ``free_raw_data=False``. Else the trial waits in memory only.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study.
         monitor: name of an evaluated value, the data's and the metric's:
             ``"valid_0-binary_logloss"``.
         report_interval: number of rounds in one unit of the trial.

@@ -34,7 +34,7 @@ class HermesCallback(AnyCallback):
     Under plain Optuna the callback reports to the trial and asks the study's pruner.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study.
         monitor: name of a logged metric. If validation logs it, every validation is one unit of
             the trial; otherwise every epoch of training is.
         elastic_batch: the smallest and the largest number of samples in a batch, between which a

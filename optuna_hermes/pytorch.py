@@ -48,7 +48,8 @@ def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
     the state of the named objects, and goes on at the batch where it was.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study, such as the last
+            one with the best parameters: it reports nothing.
         named: all objects that the loop changes, by names of your choice: modules, optimizers,
             schedulers, gradient scalers, metrics, and anything else with ``state_dict`` and
             ``load_state_dict``.

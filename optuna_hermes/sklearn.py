@@ -31,7 +31,7 @@ def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
     their own package. Nothing is unpickled.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study.
         named: all objects that the loop changes, by names of your choice: estimators, scalers,
             random generators, and anything else with ``state_dict`` and ``load_state_dict``.
 

@@ -31,7 +31,7 @@ class HermesCallback(RoundsCallback, TrainingCallback):
     so that a resumed trial draws the same ones.
 
     Args:
-        trial: the ``optuna.Trial`` that trains.
+        trial: the ``optuna.Trial`` that trains; None for a training of no study.
         monitor: name of an evaluated value, the data's and the metric's: ``"valid-logloss"``.
         report_interval: number of rounds in one unit of the trial.
 

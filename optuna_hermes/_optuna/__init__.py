@@ -88,6 +88,7 @@ from optuna_hermes._optuna._trials import end_of as end_of
 from optuna_hermes._optuna._trials import ending as ending
 from optuna_hermes._optuna._trials import fail_trial as fail_trial
 from optuna_hermes._optuna._trials import listed_params as listed_params
+from optuna_hermes._optuna._trials import no_trial as no_trial
 from optuna_hermes._optuna._trials import on_report as on_report
 from optuna_hermes._optuna._trials import open_trial as open_trial
 from optuna_hermes._optuna._trials import opened_by as opened_by

@@ -13,7 +13,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb.models import TrialModel
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna._retry import with_retry
@@ -141,6 +141,11 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
     study._thread_local.cached_all_trials = None
     study.get_trials(deepcopy=False)  # fills the cache that set_trial_param relies on
     return optuna.Trial(study, trial_id)
+
+
+def no_trial() -> FixedTrial:
+    """What stands for the trial in a training of no study: it keeps no value, and is not pruned."""
+    return FixedTrial({})
 
 
 def report(trial: Any, value: float, step: int) -> None:

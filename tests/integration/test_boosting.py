@@ -328,6 +328,15 @@ def test_without_a_broker(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SOME)
+def test_of_no_trial(case: str) -> None:
+    """The last training, with the best parameters, may have the callback, too."""
+    by = xgboost_train if case.startswith("xgboost") else lightgbm_train
+    hermes, end = by(None, case, None, None)
+    assert end == expected(case)
+    assert hermes.value is not None
+
+
+@pytest.mark.parametrize("case", SOME)
 def test_reports(case: str, tmp_path: Path) -> None:
     """A unit is reported once, whoever trained it, and the checkpoint has it."""
     trial = optuna.create_study().ask()

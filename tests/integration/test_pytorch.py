@@ -1080,10 +1080,19 @@ def test_a_report_of_no_number_is_refused() -> None:
             run.report(values[epoch])
 
 
-def test_a_loop_without_a_trial_is_refused() -> None:
+def test_a_loop_for_what_is_no_trial_is_refused() -> None:
     """At the call, not once it has trained an epoch."""
     with pytest.raises(InvalidInputError, match=r"suspendable\(\) must be given the trial first"):
-        suspendable(None, model=nn.Linear(1, 1))
+        suspendable(nn.Linear(1, 1))
+
+
+def test_a_loop_for_no_trial() -> None:
+    """The loop that has tuned a model trains the last one, too."""
+    run = suspendable(None, model=nn.Linear(1, 1))
+    for epoch in run.epochs(2):
+        assert list(run.batches("ab")) == ["a", "b"]
+        run.report(float(epoch))
+    assert run.value == 1.0
 
 
 def test_reports_within_the_first_batch(tmp_path: Path) -> None:
