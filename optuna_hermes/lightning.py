@@ -11,7 +11,7 @@ from optuna_hermes._lightning._callbacks import (
 )
 from optuna_hermes._lightning._early_setups import watch_checkpoints, watch_configurations
 from optuna_hermes._lightning._launches import watch_launches
-from optuna_hermes._lightning._loggers import leave_open
+from optuna_hermes._lightning._loggers import leave_open, watch_versions
 from optuna_hermes._lightning._namespace import (
     AnyCallback,
     Callback,
@@ -76,6 +76,7 @@ class HermesCallback(AnyCallback):
         watch_launches(_loop_of)
         watch_checkpoints(_set_up_early)
         watch_configurations(_set_up_early)
+        watch_versions()
         if elastic_batch is not None and max_devices is not None:
             raise InvalidInputError(
                 "A trial may have elastic_batch or max_devices but was given both: choose one."

@@ -10,16 +10,52 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna_hermes._lightning._namespace import CSVLogger, TensorBoardLogger, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from optuna_hermes._lightning._namespace import (
+    CSVLogger,
+    TensorBoardLogger,
+    Trainer,
+    parts,
+    wrap,
+)
 
 _PLACE = ("_root_dir", "_save_dir", "_name", "_version", "_sub_dir")
 _KINDS: dict[str, type[Any]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 
 log = logging.getLogger(__name__)
+
+
+def watch_versions() -> None:
+    """Have loggers that are made from now on take versions which no other process has."""
+    for loggers in parts("loggers"):
+        for each in (loggers.CSVLogger, loggers.TensorBoardLogger):
+            wrap(each, "_get_next_version", _take_version, None)
+
+
+def _take_version(logger: Any, next_version: Callable[[Any], int], argument: None, /) -> int:
+    # Lightning counts the folders that are there: trials that begin at once would log into one, and
+    # ``_moved`` could remove it while the other trial begins to write.
+    version = next_version(logger)
+    if "://" in logger.root_dir or getattr(rank_zero_only, "rank", None):
+        return version
+    with contextlib.suppress(OSError):  # the logger says what is wrong with the folder
+        os.makedirs(logger.root_dir, exist_ok=True)
+        while not _is_made(os.path.join(logger.root_dir, f"version_{version}")):
+            version += 1
+    return version
+
+
+def _is_made(folder: str) -> bool:
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return False
+    return True
 
 
 def own_root(trainer: Trainer, folder: Path) -> None:

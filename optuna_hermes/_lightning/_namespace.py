@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -146,7 +147,7 @@ def parts(name: str) -> list[ModuleType]:
 
 def wrap(owner: Any, method: str, call: Callable[..., Any], argument: object) -> None:
     """Replace a class's method by ``call(self, method, argument, ...)``, once."""
-    present = vars(owner)[method]
+    present = inspect.getattr_static(owner, method)
     # A partialmethod: an earlier call has wrapped it.
     if not isinstance(present, functools.partialmethod):
         setattr(owner, method, functools.partialmethod(call, present, argument))

@@ -1051,6 +1051,19 @@ def test_tensorboard(
     assert [folder.name for folder in (parts / "study").iterdir()] == [version or "version_0"]
 
 
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_loggers_of_trials_that_begin_at_once_have_folders_of_their_own(
+    kind: Any, tmp_path: Path
+) -> None:
+    """Each takes its version before any of them has logged."""
+    pytest.importorskip("tensorboard")
+    HermesCallback(None, "loss")
+    loggers = [kind(tmp_path, "study") for _ in range(3)]
+    assert [logger.version for logger in loggers] == [0, 1, 2]
+    assert len({logger.log_dir for logger in loggers}) == 3
+    assert kind(tmp_path, "study", version=0).version == 0
+
+
 def test_tensorboard_killed_in_the_first_process(tmp_path: Path) -> None:
     """Files that were begun after the first checkpoint are not there twice either."""
     pytest.importorskip("tensorboard")
