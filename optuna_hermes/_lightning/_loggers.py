@@ -171,10 +171,10 @@ def _moved(logger: Any, place: dict[str, Any]) -> Iterator[None]:
     vars(logger).update({name: value for name, value in place.items() if name in vars(logger)})
     yield
     if begun != Path(logger.log_dir):
-        # Only empty folders: others hold what a user has put there.
+        # Only an empty folder: others hold what a user has put there. Its parent stays, where
+        # another trial may be about to make one.
         with contextlib.suppress(OSError):
             begun.rmdir()
-            begun.parent.rmdir()
 
 
 @contextlib.contextmanager

@@ -61,6 +61,10 @@ def preload(objective: Any) -> None:
             __import__(name)
         except Exception:
             sys.modules.pop(name, None)
+    if "optuna_hermes.lightning" in sys.modules:
+        with contextlib.suppress(Exception):
+            # An objective may use a logger before it makes its callback.
+            sys.modules["optuna_hermes.lightning"].watch_versions()
 
 
 def read_code(objective: Any) -> None:

@@ -1202,7 +1202,9 @@ def test_own_root(appended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     whole(lambda: options(tmp_path / "whole"))
     _, trainer = suspended(options, tmp_path / "run")
-    assert [path.name for path in working.iterdir()] == ["hpc_ckpt_1.ckpt"]
+    assert {path.name for path in working.iterdir()} == {"hpc_ckpt_1.ckpt", "lightning_logs"}
+    # Other trials may be about to log in there.
+    assert list((working / "lightning_logs").iterdir()) == []
     assert trainer.default_root_dir != str(working)
     root = Path(trainer.default_root_dir)
     assert root.is_relative_to(tmp_path / "run")
@@ -1219,7 +1221,8 @@ def test_own_root_of_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     session = FakeSession(checkpoint_dir=tmp_path / "run")
     logger = CSVLogger(tmp_path)
     train(Trace(), session, logger=logger, before=log_more, enable_autolog_hparams=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "lightning_logs"}
+    assert list((tmp_path / "lightning_logs").iterdir()) == []
     assert Path(logger.log_dir).is_relative_to(tmp_path / "run")
     assert Path(logger.log_dir, "hparams.yaml").read_text() == "more: 1\n"
     assert "early" in Path(logger.log_dir, "metrics.csv").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,16 @@ def script(name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     exec(SCRIPT, vars(module))
     return module
+
+
+def test_loggers_that_are_used_before_any_callback_take_versions_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """Also where other trials begin at the same time."""
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    preload(script("logs").objective)
+    made = [loggers.CSVLogger(tmp_path, "study") for _ in range(2)]
+    assert [logger.version for logger in made] == [0, 1]
 
 
 def test_functions_and_classes_of_the_module_are_read() -> None:
