@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -69,10 +70,24 @@ def preload(objective: Any) -> None:
 
 def read_code(objective: Any) -> None:
     """Read which names the objective's code uses, as each worker would before its first batch."""
+    function = function_of(objective)
+    if function is not None:
+        global_names(function)
     generators = sys.modules.get("optuna_hermes.suspend._values._generators")
     if generators is not None:
         with contextlib.suppress(Exception):  # it fails again in the worker that needs it
-            generators.holders_in(generators.GeneratorOwner("objective", function_of(objective)))
+            generators.holders_in(generators.GeneratorOwner("objective", function))
+
+
+@functools.lru_cache(maxsize=1)
+def global_names(objective: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that the code of an objective's module uses, and those that functions there assign."""
+    used, assigned = set[str](), set[str]()
+    for code in _codes(objective):
+        used.update(code.co_names)
+        each = dis.get_instructions(code)
+        assigned.update(str(one.argval) for one in each if one.opname == "STORE_GLOBAL")
+    return frozenset(used), frozenset(assigned)
 
 
 def imported_late(objective: Any) -> set[str]:

@@ -47,6 +47,7 @@ from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import flush_streams, write_output_to
+from optuna_hermes.workers._script_variables import ScriptVariables
 from optuna_hermes.workers._signals import sent_to_all
 from optuna_hermes.workers._words import (
     BEGAN,
@@ -392,6 +393,7 @@ class _TrialExecution:
 
     def _run(self, trial: optuna.Trial, objective: Objective) -> Any:
         process, status = os.getpid(), 1
+        variables = ScriptVariables(objective)
         try:
             values = objective(trial)
             status = 0
@@ -403,11 +405,23 @@ class _TrialExecution:
             if os.getpid() != process:  # a process that the objective has forked is no trial
                 _leave_fork(status)
             _finish_wandb(sys.exc_info()[1])
+            self._warn_of_changed(trial.number, variables.changed())
             # Read now: later study.tell() calls the sampler, which may stop the study too.
             self._stopped = _optuna.asked_to_stop(self._study)
             if self._session.left and not isinstance(sys.exc_info()[1], Suspended):
                 self._warn_of_caught(trial.number)
                 raise Suspended("The objective has caught what unwinds it.")
+
+    def _warn_of_changed(self, number: int, names: list[str]) -> None:
+        new = [each for each in names if is_first(self._job.checkpoint_root, f"changed {each}")]
+        if new:
+            _log.warning(
+                "Trial %d changes %s in its own process: neither the script, nor the trial once it "
+                "has come back from disk, has these changes. What is read later belongs into "
+                "trial.set_user_attr(), a file or, in a loop, run.kept.",
+                number,
+                ", ".join(new),
+            )
 
     def _warn_of_caught(self, number: int) -> None:
         if is_first(self._job.checkpoint_root, "caught"):

@@ -85,6 +85,20 @@ def test_without_progress_only_warnings_are_shown(script: Any) -> None:
     assert shown.endswith(" Until then suspended trials wait in memory only.")
 
 
+def test_what_a_script_does_not_get_is_said(script: Any) -> None:
+    """An objective that collects its values fills a list of its own process."""
+    done = script(
+        "values = []\n"
+        "def collects(trial):\n"
+        "    values.append(objective(trial))\n"
+        "    return values[-1]\n"
+        "optimize(study, collects, n_trials=2, devices='cpu:1')\n"
+        "print(values)\n"
+    )
+    assert done.stdout == "[]\n", done.stderr
+    assert done.stderr.count(" changes values in its own process: ") == 1
+
+
 def test_a_script_without_a_main_guard_runs_once(script: Any, tmp_path: Path) -> None:
     """Workers take the objective by value and import what the script could import."""
     done = script("optimize(study, objective, n_trials=3, devices='cpu:1', seed=1)\nprint('end')")

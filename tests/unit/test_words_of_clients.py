@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pwd
 import signal
 import socket
@@ -525,6 +526,54 @@ def test_an_objective_that_catches_a_suspension(
         "Trial 0 is suspended and goes on later, but its objective has caught the exception by "
         "which it leaves its process: write `except Exception:` in place of `except:`, and no "
         "`return` in `finally:`."
+    ]
+
+
+RESULTS: list[float] = []
+SETTINGS = {"lr": 0.0}
+best = 0.0
+
+
+class Objective:
+    """As people write it for one process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.scores: list[float] = []
+        self.trial: optuna.Trial | None = None
+        self.passed: list[bool] = []
+
+    def __call__(self, trial: optuna.Trial) -> float:
+        global best
+        self.trial = trial
+        SETTINGS["lr"] = best + 1.0
+        if trial.number:
+            RESULTS.append(0.5)
+            best = 0.5
+            self.count += 1
+            self.scores.append(0.5)
+        if self.count > 1:
+            raise Suspended("it goes on later")
+        return 0.5
+
+
+def test_what_a_trial_changes_in_its_script(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named once in a study, but for settings and objects that each trial sets itself."""
+    session: Any = types.SimpleNamespace(left=False)
+    job: Any = types.SimpleNamespace(checkpoint_root=tmp_path)
+    study, objective = optuna.create_study(), Objective()
+    execution = _worker._TrialExecution(job, study, session, None)  # type: ignore[arg-type]
+    execution._run(study.ask(), objective)
+    execution._run(study.ask(), objective)
+    with pytest.raises(Suspended):
+        execution._run(study.ask(), functools.partial(objective))
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said == [
+        "Trial 1 changes RESULTS, best, self.count, self.scores in its own process: neither the "
+        "script, nor the trial once it has come back from disk, has these changes. What is read "
+        "later belongs into trial.set_user_attr(), a file or, in a loop, run.kept."
     ]
 
 
