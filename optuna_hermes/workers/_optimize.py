@@ -166,6 +166,11 @@ def optimize(
         _refuse_unshared(study)
         with start(objective, settings, study.study_name, study) as pool:
             result = run_study(study, pool, settings, progress, functions)
+        if n_trials is not None and result.finished >= n_trials and not result.spent_seconds:
+            progress.note(
+                f"Nothing was left to train: n_trials={n_trials} is the number of trials that the "
+                f"study shall have in the end, and it has {result.finished}."
+            )
         if result.outlook:
             (progress.warn if result.begins_anew else progress.note)(result.outlook)
     finally:

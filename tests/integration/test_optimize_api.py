@@ -85,6 +85,16 @@ def test_without_progress_only_warnings_are_shown(script: Any) -> None:
     assert shown.endswith(" Until then suspended trials wait in memory only.")
 
 
+def test_a_call_with_nothing_left_to_train_says_why(script: Any) -> None:
+    """As where a script has called ``study.optimize(objective, n_trials=1)`` in a loop."""
+    done = script("for _ in range(2): optimize(study, objective, n_trials=1, devices='cpu:1')")
+    said = [line for line in done.stderr.splitlines() if line.startswith("Nothing was left")]
+    assert said == [
+        "Nothing was left to train: n_trials=1 is the number of trials that the study shall have "
+        "in the end, and it has 1."
+    ]
+
+
 def test_what_a_script_does_not_get_is_said(script: Any) -> None:
     """An objective that collects its values fills a list of its own process."""
     done = script(
