@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, distribution_to_json
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FixedTrial, FrozenTrial, TrialState
@@ -322,7 +323,10 @@ def pruned(message: str) -> Exception:
 
 
 def choices_advice(study: optuna.Study, error: BaseException) -> str:
-    """Advice, to append to an error, about choices that Optuna takes for others; else nothing."""
+    """Advice, to append to an error, about choices that no storage keeps; else nothing."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    if any(frame.f_code is distribution_to_json.__code__ for frame in frames):
+        return " (a storage keeps choices as text: let them be keys of a dictionary)"
     if not (isinstance(error, ValueError) and "dynamic value space" in str(error)):
         return ""
     distributions = (

@@ -210,6 +210,16 @@ def test_choices_that_a_storage_gives_back_as_others(
     assert _optuna.choices_advice(study, ValueError("x")) == ""
 
 
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
+def test_choices_that_no_storage_keeps(tmp_path: Path) -> None:
+    """Functions and objects are choices in memory only; Optuna's error does not say of what."""
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    with pytest.raises(TypeError) as error:
+        study.ask().suggest_categorical("loss", [abs])
+    said = _optuna.choices_advice(study, error.value)
+    assert said == " (a storage keeps choices as text: let them be keys of a dictionary)"
+
+
 @pytest.mark.parametrize("url", [None, "sqlite"])
 def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url: str) -> None:
     """They are those of ``get_trials``, of this study only, in a database and in memory."""
