@@ -82,7 +82,6 @@ from optuna_hermes._optuna._surrogate_sampler import load_sampler as load_sample
 from optuna_hermes._optuna._trials import SECONDS_ATTRIBUTE as SECONDS_ATTRIBUTE
 from optuna_hermes._optuna._trials import STATE_ATTRIBUTE as STATE_ATTRIBUTE
 from optuna_hermes._optuna._trials import Note as Note
-from optuna_hermes._optuna._trials import choices_advice as choices_advice
 from optuna_hermes._optuna._trials import complete_trial as complete_trial
 from optuna_hermes._optuna._trials import end_of as end_of
 from optuna_hermes._optuna._trials import ending as ending
@@ -102,6 +101,7 @@ from optuna_hermes._optuna._trials import report as report
 from optuna_hermes._optuna._trials import reported_steps as reported_steps
 from optuna_hermes._optuna._trials import set_attributes as set_attributes
 from optuna_hermes._optuna._trials import should_prune as should_prune
+from optuna_hermes._optuna._trials import storage_advice as storage_advice
 from optuna_hermes._optuna._trials import trial_id as trial_id
 from optuna_hermes._optuna._trials import trial_states as trial_states
 from optuna_hermes._optuna._trials import write_value as write_value

@@ -322,11 +322,13 @@ def pruned(message: str) -> Exception:
     return optuna.TrialPruned(message)
 
 
-def choices_advice(study: optuna.Study, error: BaseException) -> str:
-    """Advice, to append to an error, about choices that no storage keeps; else nothing."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    if any(frame.f_code is distribution_to_json.__code__ for frame in frames):
+def storage_advice(study: optuna.Study, error: BaseException) -> str:
+    """Advice, to append to an error, about values that no storage keeps; else nothing."""
+    called = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if distribution_to_json.__code__ in called:
         return " (a storage keeps choices as text: let them be keys of a dictionary)"
+    if isinstance(error, TypeError) and optuna.Trial.set_user_attr.__code__ in called:
+        return " (a storage keeps attributes as text: save it to a file, set that file's name)"
     if not (isinstance(error, ValueError) and "dynamic value space" in str(error)):
         return ""
     distributions = (

@@ -302,7 +302,7 @@ class _TrialExecution:
             traceback.print_exc()
             if self._goes_on(trial.number, raised):
                 return
-            advice = _optuna.choices_advice(self._study, raised)
+            advice = _optuna.storage_advice(self._study, raised)
             state, error = TrialState.FAIL, text_of(raised) + advice
         self._leave_if_taken()
         if self._ends(trial):  # somebody has told it while it trained, so it takes no more

@@ -204,10 +204,10 @@ def test_choices_that_a_storage_gives_back_as_others(
     study = optuna.load_study(study_name="s", storage=storage_url)
     with pytest.raises(ValueError, match="dynamic value space") as error:
         study.ask().suggest_categorical("x", second)
-    said = _optuna.choices_advice(study, error.value)
+    said = _optuna.storage_advice(study, error.value)
     assert advice in said
     assert bool(advice) == bool(said)
-    assert _optuna.choices_advice(study, ValueError("x")) == ""
+    assert _optuna.storage_advice(study, ValueError("x")) == ""
 
 
 @pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
@@ -216,8 +216,19 @@ def test_choices_that_no_storage_keeps(tmp_path: Path) -> None:
     study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
     with pytest.raises(TypeError) as error:
         study.ask().suggest_categorical("loss", [abs])
-    said = _optuna.choices_advice(study, error.value)
+    said = _optuna.storage_advice(study, error.value)
     assert said == " (a storage keeps choices as text: let them be keys of a dictionary)"
+
+
+def test_attributes_that_no_storage_keeps(tmp_path: Path) -> None:
+    """Scripts hand the trial's model to their callback like this, with a study in memory."""
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    with pytest.raises(TypeError) as error:
+        study.ask().set_user_attr("model", object())
+    said = _optuna.storage_advice(study, error.value)
+    assert (
+        said == " (a storage keeps attributes as text: save it to a file, set that file's name)"
+    )
 
 
 @pytest.mark.parametrize("url", [None, "sqlite"])
