@@ -476,8 +476,8 @@ class PyTorchLoop(CooperativeLoop):
     # -- checkpoints ---------------------------------------------------------------------------
 
     def inexact(self) -> str | None:
-        """See ``CooperativeLoop``: a warning about the loader, once."""
-        return self._position.warning()
+        """See ``CooperativeLoop``: a warning about the loaders, once."""
+        return self._position.warning() or self._other_loaders.warning()
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         return super()._dump(rng if self._batches_due else self._position.rng_state(rng))

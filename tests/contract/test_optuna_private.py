@@ -226,9 +226,7 @@ def test_attributes_that_no_storage_keeps(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as error:
         study.ask().set_user_attr("model", object())
     said = _optuna.storage_advice(study, error.value)
-    assert (
-        said == " (a storage keeps attributes as text: save it to a file, set that file's name)"
-    )
+    assert said == " (a storage keeps attributes as text: save it to a file, set that file's name)"
 
 
 @pytest.mark.parametrize("url", [None, "sqlite"])

@@ -1086,6 +1086,27 @@ def test_a_loop_for_what_is_no_trial_is_refused() -> None:
         suspendable(nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_workers_that_begin_before_the_loop(early: bool, tmp_path: Path, caplog: Any) -> None:
+    """Those of a second loader: nobody has noted what they draw, and it may be random numbers."""
+    loader = DataLoader(list(range(4)), num_workers=1, persistent_workers=True)
+    if early:
+        next(iter(loader))
+    session = FakeSession(decides={1: "disk"}, checkpoint_dir=tmp_path)
+
+    def train() -> None:
+        run = PyTorchLoop(new_trial(), {"model": nn.Linear(1, 1)}, session)
+        for _ in run.epochs(2):
+            for _ in run.batches([1, 2]):
+                session.tick()
+            run.report(float(sum(loader)))
+
+    with pytest.raises(Suspended):
+        train()
+    said = [each for each in caplog.messages if "have begun before the loop" in each]
+    assert len(said) == early
+
+
 def test_a_loop_for_no_trial() -> None:
     """The loop that has tuned a model trains the last one, too."""
     run = suspendable(None, model=nn.Linear(1, 1))

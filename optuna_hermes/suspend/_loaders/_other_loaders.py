@@ -85,6 +85,11 @@ class OtherLoaders:
             return "it trains on a loader with a state in some of its epochs"
         return None
 
+    def warning(self) -> str | None:
+        """A warning about what cannot be restored exactly, None if all can."""
+        watched = (each for each in self._idle.values() if isinstance(each, ResumableSampler))
+        return next(filter(None, (each.warning() for each in watched)), None)
+
     def state(self, counted: Mapping[Any, Keeper]) -> dict[str, Any]:
         """States from which the loaders' next epochs begin, and those of the others.
 

@@ -59,6 +59,11 @@ class LoaderProcesses:
         return self._workers is not None and self._workers.lost
 
     @property
+    def began_unwatched(self) -> bool:
+        """True if processes that persist have begun before anybody watched them."""
+        return self._workers is None and getattr(self._loader(), "_iterator", None) is not None
+
+    @property
     def revives(self) -> bool:
         """True if the next processes continue from a restored state."""
         return self._revived is not None

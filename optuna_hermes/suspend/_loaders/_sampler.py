@@ -167,8 +167,15 @@ class ResumableSampler:
         self._pool.load_state(state)
 
     def warning(self) -> str | None:
-        """A warning if its workers draw random numbers that cannot be restored, else None."""
+        """A warning if its workers may draw random numbers that cannot be restored, else None."""
         loader = self._loader()
+        if loader is not None and self._pool.began_unwatched:
+            return (
+                f"Persistent workers of a loader over {type(loader.dataset).__name__} have begun "
+                "before the loop: if they draw random numbers, they draw those of that time again "
+                "after a suspension to disk. Take a first batch from another loader: "
+                "next(iter(DataLoader(data, batch_size)))."
+            )
         if loader is None or not self._pool.lost:
             return None
         from optuna_hermes.suspend._loaders._workers import random_warning
