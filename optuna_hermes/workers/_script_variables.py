@@ -27,7 +27,7 @@ class ScriptVariables:
 
     def changed(self) -> list[str]:
         """Names of those that have changed since."""
-        now, nothing = _states(self._objective), (_state, 0)
+        now, nothing = _states(self._objective), (None, 0)
         return sorted(
             name for name, each in now.items() if not _alike(self._before.get(name, nothing), each)
         )
@@ -45,12 +45,12 @@ def _states(objective: Any) -> dict[str, tuple[object, int]]:
     owner = getattr(called, "__self__", called)
     if not isinstance(owner, FunctionType):
         for name, value in getattr(owner, "__dict__", {}).items():
-            found[f"self.{name}"] = _state(value, isinstance(value, Number))
+            found[f"self.{name}"] = _state(value, issubclass(type(value), Number))
     return found
 
 
 def _alike(one: tuple[object, int], other: tuple[object, int]) -> bool:
-    same = one[0] is other[0] or (isinstance(one[0], Number) and one[0] == other[0])
+    same = one[0] is other[0] or (issubclass(type(one[0]), Number) and one[0] == other[0])
     return same and one[1] == other[1]
 
 

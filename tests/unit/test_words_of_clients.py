@@ -541,11 +541,10 @@ class Objective:
         self.count = 0
         self.scores: list[float] = []
         self.trial: optuna.Trial | None = None
-        self.passed: list[bool] = []
 
     def __call__(self, trial: optuna.Trial) -> float:
         global best
-        self.trial = trial
+        self.trial = self.present = trial
         SETTINGS["lr"] = best + 1.0
         if trial.number:
             RESULTS.append(0.5)
