@@ -381,6 +381,31 @@ def test_a_state_that_its_model_refuses_stays_in_memory(
     assert "can only wait in memory: the state_dict of model holds 1.weight.absmax" in caplog.text
 
 
+class Divided(torch.optim.SGD):
+    """Has a part of its state in each process, as ``ZeroRedundancyOptimizer``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("Its parts were not gathered. Please gather them.")
+
+
+def test_an_optimizer_that_gives_no_state_stays_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its trial had failed at the first checkpoint."""
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    model = nn.Linear(1, 1)
+    optimizer = Divided(model.parameters(), lr=0.05)
+    parts = {"model": model, "optimizer": optimizer}
+    run = PyTorchLoop(optuna.create_study().ask(), parts, session)
+    losses: list[float] = []
+    for _ in run.epochs(2):
+        for x in run.batches([0.5, 1.0]):
+            descend(model(torch.full((2, 1), x)).square().mean(), optimizer, losses, session)
+        run.report(losses[-1])
+    assert session.parks == ["resident"]
+    assert "optimizer gives no state_dict (Its parts were not gathered)" in caplog.text
+
+
 class Heads(nn.Module):
     """Has two heads, of which it uses one, and a count that is a buffer."""
 

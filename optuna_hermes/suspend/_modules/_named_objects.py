@@ -106,9 +106,10 @@ class NamedObjects:
 
     @functools.cached_property
     def why_not_loadable(self) -> str | None:
-        """The reason why a module would refuse its own state, None if none would."""
-        modules = _modules(self._owners).items()
-        return next(filter(None, (why_not_loadable(*pair) for pair in modules)), None)
+        """The reason why a module or optimizer cannot be stored, None if each can."""
+        kinds = (nn.Module, torch.optim.Optimizer)
+        owners = (pair for pair in self._owners.items() if isinstance(pair[1], kinds))
+        return next(filter(None, (why_not_loadable(*pair) for pair in owners)), None)
 
     def note_classes(self) -> None:
         """Note classes, dtypes and shared parts; right before the loop, where all are converted."""

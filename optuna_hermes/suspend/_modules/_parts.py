@@ -110,8 +110,17 @@ def _size_of(parameter: torch.Tensor) -> torch.Size | None:
     return None if is_lazy(parameter) else parameter.shape
 
 
-def why_not_loadable(name: str, module: nn.Module) -> str | None:
-    """The reason why a module would refuse its own ``state_dict``, None if it would not."""
+def why_not_loadable(name: str, module: Any) -> str | None:
+    """The reason why a module would refuse its own ``state_dict``, None if it would not.
+
+    Or why an optimizer gives none, such as ``ZeroRedundancyOptimizer``: each process has a part.
+    """
+    if isinstance(module, torch.optim.Optimizer):
+        try:
+            module.state_dict()
+        except Exception as error:
+            return f"{name} gives no state_dict ({str(error).split('. ')[0]})"
+        return None
     if not _has_torch_s(module, "load_state_dict"):  # it may take anything
         return None
     if not any(map(_adds_keys, module.modules())):  # no state is made in vain
