@@ -49,15 +49,15 @@ def runtime_dir() -> Path:
     """The private folder of lock, socket and log, made if missing.
 
     It is ``$OPTUNA_HERMES_RUNTIME_DIR``, or one of the user's own in the folder for temporary
-    files. There each job of SLURM has one of its own: jobs that share a node have devices of their
-    own, and so brokers.
+    files, or in ``/tmp`` where a socket's path would be too long there. Each job of SLURM has one
+    of its own: jobs that share a node have devices of their own, and so brokers.
 
     Raises:
         BrokerConflictError: see ``private_folder``.
         BrokerError: its path is too long for a socket, or there is no folder for temporary files.
     """
     path = private_folder(_runtime_path().absolute(), WAY_OUT)
-    if len(bytes(path / "broker.sock")) > _MAX_SOCKET_PATH:
+    if _is_long(path):
         raise BrokerError(
             f"The socket's path may have {_MAX_SOCKET_PATH} bytes but {path / 'broker.sock'} is "
             f"longer: set {RUNTIME_DIR_VARIABLE} to a short path."
@@ -88,7 +88,14 @@ def _runtime_path() -> Path:
         return found
     # A script may have chosen another one.
     passed_over = places[: places.index(place)] if place in places else ()
-    return _at_work(name, host, tuple(passed_over)) or _in(place, name, host)
+    path = _in(place, name, host)
+    if _is_long(path):  # as in a job's folder below a long path
+        path = _in(_PLACES[0], name, host)
+    return _at_work(name, host, tuple(passed_over)) or path
+
+
+def _is_long(directory: Path) -> bool:
+    return len(bytes(socket_path(directory))) > _MAX_SOCKET_PATH
 
 
 @functools.cache  # a process keeps to its broker

@@ -141,8 +141,9 @@ def test_hosts_that_share_a_folder_for_temporary_files_share_no_runtime_director
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         found.add(election._runtime_path())
     assert len(found) == 2
-    monkeypatch.setattr("tempfile.tempdir", "/tmp")
-    assert election._runtime_path() == Path(f"/tmp/optuna-hermes-{os.getuid()}")
+    for folder in ("/tmp", str(tmp_path / ("x" * 90))):  # too long for a socket's path
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        assert election._runtime_path() == Path(f"/tmp/optuna-hermes-{os.getuid()}")
 
 
 def test_a_host_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
