@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -278,6 +280,26 @@ def test_an_objective_that_catches_all(study: optuna.Study, stop_when: Any, tmp_
     mark.touch()
     stop_when(lambda mine: False)
     assert [trial.state for trial in run(study, careless).trials] == ["COMPLETE"] * 3
+
+
+def test_an_alarm_stands_still_while_its_trial_waits(study: optuna.Study) -> None:
+    """Scripts limit by it how long a trial may train; three trials share a device here."""
+
+    def limited(trial: optuna.Trial) -> float:
+        run = suspendable(trial)
+        for _ in run.epochs(8):
+            if run.value is None:  # all wait for each other from here on
+                began = time.monotonic()
+                signal.setitimer(signal.ITIMER_REAL, 1000.0)
+            threading.Event().wait(0.1)
+            run.report(0.0)
+        gone = 1000.0 - signal.setitimer(signal.ITIMER_REAL, 0.0)[0]
+        return gone / (time.monotonic() - began)
+
+    call = partial(optimize, study, limited, policy="round-robin", slice_seconds=0.05)
+    result = call(n_trials=3, devices="cpu:1", show_progress=False)
+    assert [trial.state for trial in result.trials] == ["COMPLETE"] * 3
+    assert 0.0 < min(trial.value for trial in study.trials) < 0.7
 
 
 def leaves(trial: optuna.Trial) -> float:

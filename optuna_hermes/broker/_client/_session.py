@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -350,7 +351,8 @@ class TrialSession:
                 state.waits()
             self.on_state("parked")
         try:
-            self._wait(state)
+            with _stopped_alarm() if sessions.worker is self else contextlib.nullcontext():
+                self._wait(state)
         except BaseException:
             if self._tier_mover is not None:
                 self._tier_mover.leave()
@@ -649,3 +651,14 @@ class TrialSession:
             return not self._end_acknowledged
         parked = lease.reattach.parked
         return parked is not None and parked.tier == "disk" and bool(lease.checkpoints)
+
+
+@contextlib.contextmanager
+def _stopped_alarm() -> Iterator[None]:
+    """Stop the process's ``signal.alarm``: scripts limit by it how long a trial may train."""
+    left, interval = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    try:
+        yield
+    finally:
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
