@@ -8,18 +8,24 @@ trial instead.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import signal
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
+from multiprocessing import popen_fork
 from types import FrameType
 from typing import Any
 
 LEFT_TO_DRIVER = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
+_LOST_SECONDS = 0.5
+"""Time after which a process that was terminated, and does not act on it, is terminated again."""
 _BETWEEN_SECONDS = 0.2
 """The longest time in which a signal for all processes reaches the first and the last of them."""
 
@@ -29,8 +35,14 @@ _python_signal, _python_getsignal = signal.signal, signal.getsignal
 _handlers: dict[int, Any] = {}
 """Handlers that the objective has set for these signals."""
 _seen: mmap.mmap | None = None
-"""A byte for each signal that was sent to this process, shared with those it forks."""
+"""A byte for each signal that was sent to this process, shared with those it forks.
+
+Behind them one for each of these, which is set once it acts on a signal.
+"""
 _pipe: tuple[int, int] = (-1, -1)
+_terminated: weakref.WeakSet[Any] = weakref.WeakSet()
+_forks = threading.local()
+"""The signals that were blocked before a thread forks."""
 
 
 def leave_to_driver() -> None:
@@ -40,8 +52,12 @@ def leave_to_driver() -> None:
     """
     global _seen, _pipe
     if _seen is None:
-        os.register_at_fork(after_in_child=_begin_child)
-    _seen, _pipe = mmap.mmap(-1, signal.NSIG), os.pipe()
+        # Blocked meanwhile: until it has begun, a child would note a signal to it as its parent's.
+        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_begin_child)
+        kind: Any = popen_fork.Popen
+        kind.terminate = partialmethod(_terminate, kind.terminate)
+        kind.wait = partialmethod(_wait, kind.wait)
+    _seen, _pipe = mmap.mmap(-1, mmap.PAGESIZE), os.pipe()
     for end in _pipe:
         os.set_blocking(end, False)
     # The pipe is written at once, even while a long operation delays Python's handlers.
@@ -70,7 +86,49 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     _read_pipe()
 
 
+def _block() -> None:
+    _forks.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forks.blocked)
+
+
+def _terminate(child: Any, terminate: Callable[[Any], None]) -> None:
+    _terminated.add(child)
+    terminate(child)
+
+
+def _wait(
+    child: Any, wait: Callable[[Any, float | None], int | None], timeout: float | None = None
+) -> int | None:
+    """Wait for a process; one that was terminated, and does not act on it, is terminated again.
+
+    Python calls no handler for a signal that comes right before a process waits in C code, as for
+    the lock of its pool's queue, until the next one comes.
+    """
+    until = math.inf if timeout is None else time.monotonic() + timeout
+    lost = child in _terminated
+    while lost and not _acts(child.pid) and time.monotonic() + _LOST_SECONDS < until:
+        # Its end of the sentinel may be held by a process of its own.
+        lost = wait(child, _LOST_SECONDS) is None and child.poll() is None
+        if lost:
+            child.terminate()
+    return wait(child, None if timeout is None else max(0.0, until - time.monotonic()))
+
+
+def _acts(pid: int) -> bool:
+    """True if a process that was forked from this one acts on a signal."""
+    return _seen is not None and _seen[_byte_of(pid)] != 0
+
+
+def _byte_of(pid: int) -> int:
+    return signal.NSIG + pid % (mmap.PAGESIZE - signal.NSIG)
+
+
 def _begin_child() -> None:
+    if _seen is not None:
+        _seen[_byte_of(os.getpid())] = 0
     signal.set_wakeup_fd(-1)
     for number in LEFT_TO_DRIVER:
         _python_signal(number, _act_if_alone)
@@ -79,6 +137,7 @@ def _begin_child() -> None:
         torch._set_worker_signal_handlers = partial(  # type: ignore[attr-defined]
             _begin_loader, torch._set_worker_signal_handlers
         )
+    _unblock()
 
 
 def _begin_loader(begin: Callable[[], None]) -> None:
@@ -90,6 +149,8 @@ def _begin_loader(begin: Callable[[], None]) -> None:
 
 def _act_if_alone(number: int, frame: FrameType | None) -> None:
     """Act on a signal, unless the parent process was sent it as well."""
+    if _seen is not None:
+        _seen[_byte_of(os.getpid())] = 1
     # Data loaders outlive a signal to the whole job; one to them alone closes a pool.
     deadline = time.monotonic() + _BETWEEN_SECONDS
     while not _was_sent(number):

@@ -1,0 +1,73 @@
+"""Signals to processes that an objective forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import multiprocessing, os, signal, threading
+from optuna_hermes.workers import _signals
+_signals.leave_to_driver()
+"""
+
+AT_ONCE = """
+for _ in range(40):
+    pid = os.fork()
+    if pid == 0:
+        threading.Event().wait(60.0)
+        os._exit(1)
+    os.kill(pid, signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGTERM
+assert not _signals.sent_to_all()
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+"""
+
+LOST = """
+def loses_one(ready):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ready.set()
+    signal.sigwait({signal.SIGTERM})  # nobody acts on it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Event().wait(60.0)
+
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+process = context.Process(target=loses_one, args=(ready,))
+process.start()
+ready.wait()
+process.terminate()
+process.join()
+assert process.exitcode == -signal.SIGTERM
+"""
+
+SLOW = """
+def acts(ready):
+    def end(number, frame):
+        heard.append(number)
+        threading.Event().wait(3 * _signals._LOST_SECONDS)
+        os._exit(len(heard))
+    heard = []
+    signal.signal(signal.SIGTERM, end)
+    ready.set()
+    threading.Event().wait(60.0)
+
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+process = context.Process(target=acts, args=(ready,))
+process.start()
+ready.wait()
+process.terminate()
+process.join()
+assert process.exitcode == 1
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [AT_ONCE, LOST, SLOW], ids=["as it begins", "a lost one", "that takes time"]
+)
+def test_a_forked_process_is_terminated(script: str) -> None:
+    """Its parent, which leaves signals to the driver, takes none of them for one to all."""
+    subprocess.run([sys.executable, "-c", BEGIN + script], check=True, timeout=60.0)
