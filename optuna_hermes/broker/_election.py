@@ -89,8 +89,8 @@ def _runtime_path() -> Path:
     # A script may have chosen another one.
     passed_over = places[: places.index(place)] if place in places else ()
     path = _in(place, name, host)
-    if _is_long(path):  # as in a job's folder below a long path
-        path = _in(_PLACES[0], name, host)
+    if _is_long(path):  # as in a job's folder below a long path; each job has a broker of its own
+        path = Path(_PLACES[0], f"{path.name}-{zlib.crc32(os.fsencode(place)):08x}")
     return _at_work(name, host, tuple(passed_over)) or path
 
 

@@ -108,7 +108,7 @@ def _study_document(
         records, curves = ledger.load_trials(key), ledger.load_curves(key)
         served = silent or (broker is not None and broker.study(key) is not None)
         elsewhere = not served and ledger.is_locked(key, _UNLOCK_SECONDS)
-        states = trial_states(ledger, facts, records, broker, silent=silent)
+        states = trial_states(ledger, facts, records, broker, silent=silent, hosts=hosts)
         overrides = live_overrides(ledger, key, states)
     trials = [
         {

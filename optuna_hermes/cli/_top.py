@@ -97,19 +97,21 @@ class StudySource:
                 none = "No broker runs on this host: nothing trains."
                 raise BrokerError(self._reader.silence or none)
         else:
-            if not self._named_key:
-                self._read(broker)
+            history = None if self._named_key else self._read(broker)
             study = None if broker is None else broker.study(self._named_key)
             self._in_outage = study is not None and study.outage_seconds is not None
             if broker is None or study is None:
                 age = time.monotonic() - self._read_at
                 # What ``past`` read while the broker served the study is not shown after it.
-                if self._resting is None or self._served or age > REST_SECONDS:
-                    history, self._served = self._read(broker), False
-                    # Once for each reading: it takes all reports of the study.
-                    self._resting = picture_of_history(history, self._name)
+                resting = self._resting
+                if history is None and (resting is None or self._served or age > REST_SECONDS):
+                    history = self._read(broker)
+                if history is not None:  # once for each reading: it takes all reports of the study
+                    resting = picture_of_history(history, self._name)
+                    self._resting, self._served = resting, False
+                assert resting is not None
                 why = f"{self._reader.silence or _UNSERVED} {_READ_ONLY}"
-                return replace(self._resting, at=time.time(), read_only=why)
+                return replace(resting, at=time.time(), read_only=why)
         self._served = True
         self._before = picture_of(broker, key or self._named_key, time.time(), self._before)
         return self._before

@@ -24,7 +24,7 @@ class JobMetrics:
     finish time ratio is completion in multiples of the job's time alone on the devices it wants.
     """
 
-    jobs: int  # their number
+    jobs: int  # number of jobs
     mean_completion_seconds: float
     median_completion_seconds: float
     p99_completion_seconds: float
@@ -37,7 +37,7 @@ class JobMetrics:
     mean_finish_time_ratio: float
     p99_finish_time_ratio: float
     delayed_fraction: float  # share of the jobs that ever waited without devices
-    restarts: float  # mean number of a job
+    restarts: float  # mean number of restarts of a job
     device_seconds: float  # given to all jobs
     energy_joules: float  # of all devices over the makespan, idle ones included
 

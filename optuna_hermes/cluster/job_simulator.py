@@ -26,8 +26,8 @@ class JobSimulator:
 
     Each group of hosts is a cluster of its own, and its jobs have no other devices. Without slices
     a job keeps its devices to its end. With slices those of all jobs of a group are up for decision
-    at every multiple of their length; a job's progress is kept. Jobs that want more devices than
-    their group has never run.
+    at every multiple of their length; a job's progress is kept. A job that wants more
+    devices than there are in its group is left out, and has no record.
 
     Args:
         policy: the policy that assigns devices.

@@ -76,11 +76,9 @@ class Knapsack:
         # The solver's tolerance may let a choice exceed the room a little.
         if len({item.trial for item in chosen}) < len(chosen) or np.any(used > self._room):
             return self.greedy()
-        return (
-            chosen
-            if found.success
-            else max(chosen, self.greedy(), key=lambda items: sum(item.value for item in items))
-        )
+        if found.success:
+            return chosen
+        return max(chosen, self.greedy(), key=lambda items: sum(item.value for item in items))
 
     def greedy(self) -> list[Item]:
         """Choose items by value over the sum of their shares of the room."""

@@ -387,9 +387,9 @@ class Ledger:
             sharing.beat(connection, host)
 
     def change_mark(self, beat: HostRecord | None = None) -> ChangeMark:
-        """The newest change number, and all brokers, after a broker's heartbeat was written.
+        """The newest change number, and all brokers, by one statement.
 
-        That is one statement, beside the heartbeat's.
+        Before, on the same connection, a broker's heartbeat ``beat`` is written, if one is given.
         """
         with self._database.at_once() as connection:
             if beat is not None:

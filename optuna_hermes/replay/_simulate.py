@@ -41,11 +41,17 @@ class Result(Generic[AnyMetrics]):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationRules:
-    """Settings that are the same in every simulation."""
+    """Settings that are the same in every simulation.
+
+    Args:
+        n_devices: number of devices.
+        n_trials: number of trials drawn from each set; all where it has fewer.
+        switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
+    """
 
     n_devices: int = 1
-    n_trials: int = 100  # drawn from each set; all where it has fewer
-    switch_cost: float = 0.005  # of a device that changes trials, as a fraction of its next unit
+    n_trials: int = 100
+    switch_cost: float = 0.005
 
     @property
     def costs(self) -> SwitchCosts:

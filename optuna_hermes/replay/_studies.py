@@ -26,13 +26,21 @@ PLAIN = ("fifo", *PRUNERS)
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRules:
-    """Settings of a replay with a sampler."""
+    """Settings of a replay with a sampler.
 
-    sampler: str = "TPESampler"  # one of ``SAMPLERS``
+    Args:
+        sampler: one of ``SAMPLERS``.
+        n_devices: number of devices.
+        budget: device time of the study, in median full trainings of the set.
+        switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
+        opening_cost: cost of opening a trial, as a fraction of its first unit.
+    """
+
+    sampler: str = "TPESampler"
     n_devices: int = 1
-    budget: float = 40.0  # device time of the study, in median full trainings of the set
-    switch_cost: float = 0.005  # of a device that changes trials, as a fraction of its next unit
-    opening_cost: float = 0.0  # of opening a trial, as a fraction of its first unit
+    budget: float = 40.0
+    switch_cost: float = 0.005
+    opening_cost: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.budget > 0:

@@ -78,7 +78,7 @@ def ratios(
     return {
         name: min(rival[name] for rival in rivals) / own[name] if own[name] else math.nan
         for name in names
-        if rivals
+        if rivals and all(name in rival for rival in rivals)
     }
 
 

@@ -22,16 +22,24 @@ class Metrics:
     An event that never came counts as the latest end of a trial where no device idles and every
     unit is a switch: the work over the devices, and with several of them all but one n-th of the
     longest trial. It is the same for all policies, and no policy that trains all is later.
+
+    Args:
+        best_seconds: time until the trial with the lowest final value has finished.
+        top3_seconds: time until one of the three with the lowest final values has.
+        near_seconds: time until a value is within ``NEAR`` of the best final one.
+        auc: mean regret of the best value seen: 1 at the median first value, 0 at the best final.
+        work_seconds: time of all trials to their ends without switches, over the number of devices.
+        switches: number of times a device changed to another trial.
+        killed_best: whether the trial with the lowest final value was pruned.
     """
 
-    best_seconds: float  # until the trial with the lowest final value has finished
-    top3_seconds: float  # until one of the three with the lowest final values has
-    near_seconds: float  # until a value is within ``NEAR`` of the best final one
-    # Mean regret of the best value seen: 1 at the median first value, 0 at the best final.
+    best_seconds: float
+    top3_seconds: float
+    near_seconds: float
     auc: float
-    work_seconds: float  # of all trials to their ends without switches, over the number of devices
-    switches: int  # number of times a device changed to another trial
-    killed_best: bool  # whether the trial with the lowest final value was pruned
+    work_seconds: float
+    switches: int
+    killed_best: bool
 
 
 def measure(

@@ -21,10 +21,14 @@ def _check_finite(costs: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchCosts:
-    """The costs of a device that changes to another trial."""
+    """The costs of a device that changes to another trial.
 
-    fraction: float = 0.0  # share of the time of the unit that is trained next
-    # Time to resume a suspended trial, beside that; a new one has none.
+    Args:
+        fraction: share of the time of the unit that is trained next.
+        seconds: time to resume a suspended trial, beside that; a new one has none.
+    """
+
+    fraction: float = 0.0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -60,23 +64,41 @@ class Overheads:
 
 
 class Slice(NamedTuple):
-    """One unit on one device."""
+    """One unit on one device.
 
-    start: float  # when the trial got the device
-    end: float  # when the unit was reported
-    device: int  # its index
-    number: int  # the trial's
-    unit: int  # the trial's, from 1
+    Args:
+        start: time at which the trial got the device.
+        end: time at which the unit was reported.
+        device: index of the device.
+        number: the trial's number.
+        unit: the trial's unit, from 1.
+        value: the reported value.
+        switched: whether the device changed to another trial for it.
+    """
+
+    start: float
+    end: float
+    device: int
+    number: int
+    unit: int
     value: float
-    switched: bool  # whether the device changed to another trial for it
+    switched: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The result of a simulation."""
+    """The result of a simulation.
 
-    slices: tuple[Slice, ...]  # in the order of their ends
-    finished: dict[int, float]  # when trials were trained to their ends, by number
-    pruned: dict[int, float]  # when trials were pruned, by number
-    recordings: Mapping[int, Recording]  # the training of each opened trial, by number
-    decisions: int  # number of calls of the policy
+    Args:
+        slices: all slices in the order of their ends.
+        finished: times of trials that were trained to their ends, by number.
+        pruned: times of trials that were pruned, by number.
+        recordings: the training of each opened trial, by number.
+        decisions: number of calls of the policy.
+    """
+
+    slices: tuple[Slice, ...]
+    finished: dict[int, float]
+    pruned: dict[int, float]
+    recordings: Mapping[int, Recording]
+    decisions: int

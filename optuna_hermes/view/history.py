@@ -14,7 +14,7 @@ from optuna_hermes.model import LIVE_STATES, add_report
 if TYPE_CHECKING:
     from optuna_hermes._optuna_tables import StudyFacts
     from optuna_hermes.broker._protocol import BrokerStatus
-    from optuna_hermes.ledger import Ledger, TrialRecord
+    from optuna_hermes.ledger import HostRecord, Ledger, TrialRecord
 
 
 class Point(NamedTuple):
@@ -182,15 +182,16 @@ def trial_states(
     broker: BrokerStatus | None,
     *,
     silent: bool = False,
+    hosts: Collection[HostRecord] | None = None,
 ) -> dict[int, str]:
     """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
 
     ``broker`` is the status of this host's broker, None if there is none; with ``silent`` it does
-    not answer, and its trials are as the ledger says.
+    not answer, and its trials are as the ledger says. The live ``hosts`` are read unless given.
     """
     from optuna_hermes.ledger import live_hosts
 
-    alive = {host.instance for host in live_hosts(ledger)}
+    alive = {host.instance for host in (live_hosts(ledger) if hosts is None else hosts)}
     key, here = str(facts.key), (None, host_name())
     served = silent or (broker is not None and broker.study(key) is not None)
     # A broker of another runtime directory may have them.

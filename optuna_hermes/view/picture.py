@@ -177,7 +177,10 @@ def _problem(study: StudyStatus) -> str:
 
 
 def picture_of_history(history: StudyHistory, study: str) -> Picture:
-    """The picture of a study that this host's broker does not serve, from its ledger; at 0."""
+    """The picture of a study that this host's broker does not serve, from its ledger.
+
+    ``at`` and ``read_only`` are for the caller to set.
+    """
     trials = tuple(_trial_of_history(trial) for trial in history.trials)
     best = best_so_far(history)[-1:]
     return Picture(

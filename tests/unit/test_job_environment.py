@@ -141,9 +141,21 @@ def test_hosts_that_share_a_folder_for_temporary_files_share_no_runtime_director
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         found.add(election._runtime_path())
     assert len(found) == 2
-    for folder in ("/tmp", str(tmp_path / ("x" * 90))):  # too long for a socket's path
-        monkeypatch.setattr("tempfile.tempdir", folder)
-        assert election._runtime_path() == Path(f"/tmp/optuna-hermes-{os.getuid()}")
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    assert election._runtime_path() == Path(f"/tmp/optuna-hermes-{os.getuid()}")
+
+
+def test_folders_that_are_too_long_for_a_socket_share_no_runtime_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Jobs that have one each may have devices of their own, too."""
+    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
+    found = set()
+    for job in ("a", "b"):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / (job * 90)))
+        found.add(election._runtime_path())
+    assert len(found) == 2
+    assert {each.parent for each in found} == {Path("/tmp")}
 
 
 def test_a_host_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:

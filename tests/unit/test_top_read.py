@@ -216,6 +216,7 @@ def test_a_study_that_nobody_serves_is_drawn_once_for_each_reading(
     monkeypatch.setattr(source, "_reader", reader)
     monkeypatch.setattr(reader, "status", lambda: None)
     first = source.look("")
+    assert reader.reads == 1
     reader.silence = "It is away."
     second = source.look("")
     assert (second.trials is first.trials, second.counts is first.counts) == (True, True)

@@ -72,9 +72,11 @@ class ReconnectingConnection:
                 self._connection.send(message)
 
     def settle(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait until there is a broker and it has answered, so that ``done`` is true.
+        """Wait until there is a broker and it is ``done``, but no longer than ``seconds`` for one.
 
-        It may take so many ``seconds`` for that, as may several that die at once.
+        Args:
+            done: true once the broker has answered.
+            seconds: how long a broker may take for that, or several that die at once.
         """
         began, deadline = time.monotonic(), math.inf
         while not self.gone and (now := time.monotonic()) <= deadline:

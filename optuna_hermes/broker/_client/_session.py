@@ -657,8 +657,6 @@ class TrialSession:
 def _stopped_alarm() -> Iterator[None]:
     """Stop the process's ``signal.alarm``: scripts limit by it how long a trial may train."""
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0.0)
-    try:
-        yield
-    finally:
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, left, interval)
+    yield  # a trial that leaves this process needs no alarm any more
+    if left:
+        signal.setitimer(signal.ITIMER_REAL, left, interval)

@@ -123,7 +123,7 @@ def end_idle(on_silence: OnSilence | None = None) -> None:
     """End the broker if no process needs it and a client has started it with other devices.
 
     Else a call that names no devices would have those of an earlier one, named by its option or by
-    its ``CUDA_VISIBLE_DEVICES``.
+    its ``CUDA_VISIBLE_DEVICES``. ``on_silence`` is as for ``Connection``.
     """
     with contextlib.suppress(BrokerError):  # there is none, or it is in use
         connection = connect("viewer", on_silence)

@@ -175,7 +175,7 @@ class OutageBegan(Event):
         unsent_yields: epochs of leases whose yields will not be sent.
     """
 
-    studies: tuple[str, ...] = ()
+    studies: tuple[str, ...]
     reason: str
     uncommitted: tuple[int, ...] = ()
     unsent_yields: tuple[int, ...] = ()

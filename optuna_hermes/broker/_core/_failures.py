@@ -97,7 +97,11 @@ def losses_shown(study: Study) -> Iterator[TrialLoss]:
 
 
 def give_up(turn: Turn, message: GiveUp) -> LiveTrial | None:
-    """Close and return a trial that its driver gives up; None if it is not given up, or is over."""
+    """Close a trial that was given up, now that its driver has told Optuna, and return it.
+
+    Returns:
+        None if it was not given up, or is over.
+    """
     study = turn.state.studies[message.study]
     trial = study.trials.get(message.number)
     if trial is None or not trial.live or trial.connection is not None:

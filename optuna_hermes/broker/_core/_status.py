@@ -46,6 +46,7 @@ def broker_status(
     """Return the devices with their holders, and the studies with their trials.
 
     Args:
+        now: seconds of the broker's clock.
         memory: knows why a device cannot be granted, and what processes take of it.
         trials: whether to list every trial of every study.
         shapes: of the curves of the trials that are listed; None leaves them out.

@@ -25,6 +25,7 @@ class Health:
         """The device after a reading that failed with an error.
 
         Args:
+            now: seconds of the monotonic clock.
             gone: whether that means that it is lost.
             look: where its user finds out more.
         """

@@ -34,9 +34,9 @@ class Activities:
         self._readings: dict[int, _CpuReading] = {}
 
     def measure(self, pids: Mapping[int, int]) -> dict[int, Activity]:
-        """The activity of each process and its descendants since the last look, if there was one.
+        """The activity of each process and its descendants since the last look.
 
-        Both are by the keys of ``pids``.
+        It is by the key of ``pids``; processes that are seen for the first time are left out.
         """
         children = _children()
         before, self._readings = self._readings, {}

@@ -156,7 +156,7 @@ class Ledgers:
         for url, writer in self._by_url.items():
             stuck = writer.stuck_since
             if stuck is not None and now - stuck > SLOW_SECONDS:
-                self._on_outcome(url, events.OutageBegan(reason=_SILENT))
+                self._on_outcome(url, events.OutageBegan(studies=(), reason=_SILENT))
             if now - self._retried_at > LONGEST_PAUSE_SECONDS:
                 writer.retry()
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:

@@ -35,7 +35,7 @@ class Readings:
     """Reads the devices of a broker whenever it is asked; calls belong to one event loop.
 
     Args:
-        source: only this object polls it, but for the ``first`` time.
+        source: only this object polls it from now on; ``first`` is what its first poll returned.
     """
 
     def __init__(self, source: DeviceSource, first: Poll) -> None:

@@ -191,7 +191,7 @@ class Writer:
                 # Not of outages alone: without this thread nothing would be written any more, and
                 # who asks would wait for ever.
                 reason = str(error) if isinstance(error, LedgerError) else repr(error)
-            self._tell(OutageBegan(reason=reason))
+            self._tell(OutageBegan(studies=(), reason=reason))
             # A broker that ends has little time: it is tried often.
             if self._ending.wait(pause):
                 self._given_up.wait(FIRST_PAUSE_SECONDS)
