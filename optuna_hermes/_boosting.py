@@ -74,10 +74,12 @@ class BoostingLoop(CooperativeLoop):
 
     def end_training(self) -> None:
         """Keep the booster of a training that is over: a new process of the trial replays it."""
-        for last in self._trainings.begun[-1:]:
-            if last.save is not None and self.can_store and len(last.history) > last.replayed:
-                last.model = last.save()
-            last.save = None
+        if not self._trainings.begun:
+            return
+        last = self._trainings.last
+        if last.save is not None and self.can_store and len(last.history) > last.replayed:
+            last.model = last.save()
+        last.save = None
 
     def check_direction(self, name: str, higher_is_better: bool) -> None:
         """Refuse a monitored metric that the study would be optimised away from."""

@@ -41,7 +41,10 @@ def _take_version(logger: Any, next_version: Callable[[Any], int], argument: Non
     # Lightning counts the folders that are there: trials that begin at once would log into one, and
     # ``_moved`` could remove it while the other trial begins to write.
     version = next_version(logger)
-    if "://" in logger.root_dir or getattr(rank_zero_only, "rank", None):
+    # A logger expands ``~`` and variables when it writes.
+    if any(each in logger.root_dir for each in ("://", "~", "$")) or getattr(
+        rank_zero_only, "rank", None
+    ):
         return version
     with contextlib.suppress(OSError):  # the logger says what is wrong with the folder
         os.makedirs(logger.root_dir, exist_ok=True)
@@ -175,6 +178,8 @@ def _moved(logger: Any, place: dict[str, Any]) -> Iterator[None]:
         # another trial may be about to make one.
         with contextlib.suppress(OSError):
             begun.rmdir()
+            if vars(logger).get("_sub_dir"):  # its version's folder is one above
+                begun.parent.rmdir()
 
 
 @contextlib.contextmanager

@@ -442,8 +442,13 @@ def read_trials(study: optuna.Study) -> None:
         return
     try:
         study.get_trials(deepcopy=False)
-        if study not in _read and backend.engine.driver == "pysqlite":
-            _compile_statements(backend)
+        if (
+            study not in _read
+            and backend.engine.driver == "pysqlite"
+            and type(backend) is RDBStorage
+        ):
+            with contextlib.suppress(Exception):  # it saves time only
+                _compile_statements(backend)
         _read.add(study)
     except Exception as error:
         # A study that was deleted is a KeyError: workers and their driver see it.

@@ -326,9 +326,15 @@ def storage_advice(study: optuna.Study, error: BaseException) -> str:
     """Advice, to append to an error, about values that no storage keeps; else nothing."""
     called = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if distribution_to_json.__code__ in called:
-        return " (a storage keeps choices as text: let them be keys of a dictionary)"
+        return (
+            " (a storage keeps choices as JSON: write numbers as float(x) or int(x), and let "
+            "others be keys of a dictionary)"
+        )
     if isinstance(error, TypeError) and optuna.Trial.set_user_attr.__code__ in called:
-        return " (a storage keeps attributes as text: save it to a file, set that file's name)"
+        return (
+            " (a storage keeps attributes as JSON: write numbers as float(x) or int(x), and save "
+            "others to a file, whose name is set)"
+        )
     if not (isinstance(error, ValueError) and "dynamic value space" in str(error)):
         return ""
     distributions = (

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import MutableMapping, MutableSequence, MutableSet
+from collections import deque
 from numbers import Number
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from optuna_hermes.workers._preload import function_of, global_names
 
-_CONTAINERS = (MutableSequence, MutableMapping, MutableSet)
+_CONTAINERS = (list, dict, set, deque)
+
+
+class _Variable(NamedTuple):
+    value: object
+    length: int
+    """Of a list, a dictionary, a set or a table, else 0."""
+    rebound: bool
+    """True if another object in its place is a change."""
 
 
 class ScriptVariables:
@@ -18,45 +25,50 @@ class ScriptVariables:
 
     A container has changed if it has another length, a number in an attribute if it is another one,
     and a variable of a ``global`` statement if it refers to another object. Settings that each
-    trial begins with, such as ``config.lr = trial.suggest_float(...)``, are none of these.
+    trial begins with are none of these: attributes, variables and keys that it sets for the first
+    time, and numbers in place of None.
     """
 
     def __init__(self, objective: Any) -> None:
         self._objective = objective
-        self._before = _states(objective)
+        self._before = _variables(objective)
 
     def changed(self) -> list[str]:
         """Names of those that have changed since."""
-        now, nothing = _states(self._objective), (None, 0)
-        return sorted(
-            name for name, each in now.items() if not _alike(self._before.get(name, nothing), each)
-        )
+        now = _variables(self._objective)
+        before = self._before.items()
+        return sorted(name for name, each in before if name in now and _differ(each, now[name]))
 
 
-def _states(objective: Any) -> dict[str, tuple[object, int]]:
-    """What of each variable is compared: the object itself, or None, and a length, or 0."""
+def _variables(objective: Any) -> dict[str, _Variable]:
     function = function_of(objective)
     if function is None:
         return {}
     used, assigned = global_names(function)
     variables = function.__globals__
-    found = {name: _state(variables[name], name in assigned) for name in used if name in variables}
+    found = {name: _seen(variables[name], name in assigned) for name in used if name in variables}
     called = getattr(objective, "func", objective)  # of a partial
     owner = getattr(called, "__self__", called)
     if not isinstance(owner, FunctionType):
         for name, value in getattr(owner, "__dict__", {}).items():
-            found[f"self.{name}"] = _state(value, issubclass(type(value), Number))
+            found[f"self.{name}"] = _seen(value, _is_number(value))
     return found
 
 
-def _alike(one: tuple[object, int], other: tuple[object, int]) -> bool:
-    same = one[0] is other[0] or (issubclass(type(one[0]), Number) and one[0] == other[0])
-    return same and one[1] == other[1]
+def _seen(value: object, rebound: bool) -> _Variable:
+    # Not every class with a length: that of a store in a bucket lists it.
+    measured = isinstance(value, _CONTAINERS) or hasattr(type(value), "iloc")  # of pandas
+    return _Variable(value, len(value) if measured else 0, rebound)  # type: ignore[arg-type]
 
 
-def _state(value: object, identity: bool) -> tuple[object, int]:
-    kind, length = type(value), 0
-    if issubclass(kind, _CONTAINERS) or hasattr(kind, "iloc"):  # a table of pandas
-        with contextlib.suppress(Exception):  # a file that is closed, as that of h5py
-            length = len(value)  # type: ignore[arg-type]
-    return value if identity else None, length
+def _differ(before: _Variable, now: _Variable) -> bool:
+    if before.value is now.value:
+        # A dictionary that is not empty at first holds settings.
+        return before.length != now.length and not (type(now.value) is dict and before.length)
+    if _is_number(before.value) and _is_number(now.value):
+        return before.rebound and before.value != now.value
+    return before.rebound and now.rebound
+
+
+def _is_number(value: object) -> bool:
+    return issubclass(type(value), Number)

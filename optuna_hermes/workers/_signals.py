@@ -87,7 +87,9 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _block() -> None:
-    _forks.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
+    # Before: a handler that runs as the second call returns may raise.
+    _forks.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
 
 
 def _unblock() -> None:
@@ -95,7 +97,8 @@ def _unblock() -> None:
 
 
 def _terminate(child: Any, terminate: Callable[[Any], None]) -> None:
-    _terminated.add(child)
+    if type(child) is popen_fork.Popen:  # others begin a new program, which has its own handlers
+        _terminated.add(child)
     terminate(child)
 
 
@@ -112,7 +115,7 @@ def _wait(
     while lost and not _acts(child.pid) and time.monotonic() + _LOST_SECONDS < until:
         # Its end of the sentinel may be held by a process of its own.
         lost = wait(child, _LOST_SECONDS) is None and child.poll() is None
-        if lost:
+        if lost and not _acts(child.pid):
             child.terminate()
     return wait(child, None if timeout is None else max(0.0, until - time.monotonic()))
 
@@ -127,8 +130,6 @@ def _byte_of(pid: int) -> int:
 
 
 def _begin_child() -> None:
-    if _seen is not None:
-        _seen[_byte_of(os.getpid())] = 0
     signal.set_wakeup_fd(-1)
     for number in LEFT_TO_DRIVER:
         _python_signal(number, _act_if_alone)
@@ -137,7 +138,11 @@ def _begin_child() -> None:
         torch._set_worker_signal_handlers = partial(  # type: ignore[attr-defined]
             _begin_loader, torch._set_worker_signal_handlers
         )
-    _unblock()
+    try:
+        _unblock()
+    finally:  # what a handler raises here is lost, as if the signal had not come
+        if _seen is not None:
+            _seen[_byte_of(os.getpid())] = 0
 
 
 def _begin_loader(begin: Callable[[], None]) -> None:

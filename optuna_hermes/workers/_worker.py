@@ -417,7 +417,7 @@ class _TrialExecution:
         if new:
             _log.warning(
                 "Trial %d changes %s in its own process: neither the script, nor the trial once it "
-                "has come back from disk, has these changes. What is read later belongs into "
+                "has come back from disk, has these changes. What is to be read later belongs into "
                 "trial.set_user_attr(), a file or, in a loop, run.kept.",
                 number,
                 ", ".join(new),

@@ -217,7 +217,7 @@ def test_choices_that_no_storage_keeps(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as error:
         study.ask().suggest_categorical("loss", [abs])
     said = _optuna.storage_advice(study, error.value)
-    assert said == " (a storage keeps choices as text: let them be keys of a dictionary)"
+    assert said.endswith("as float(x) or int(x), and let others be keys of a dictionary)")
 
 
 def test_attributes_that_no_storage_keeps(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_attributes_that_no_storage_keeps(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as error:
         study.ask().set_user_attr("model", object())
     said = _optuna.storage_advice(study, error.value)
-    assert said == " (a storage keeps attributes as text: save it to a file, set that file's name)"
+    assert said.endswith("as float(x) or int(x), and save others to a file, whose name is set)")
 
 
 @pytest.mark.parametrize("url", [None, "sqlite"])

@@ -287,12 +287,16 @@ def test_an_alarm_stands_still_while_its_trial_waits(study: optuna.Study) -> Non
 
     def limited(trial: optuna.Trial) -> float:
         run = suspendable(trial)
-        for _ in run.epochs(8):
-            if run.value is None:  # all wait for each other from here on
-                began = time.monotonic()
+        began = None
+        for _ in run.epochs(1000):
+            if began is None and len(trial.study.get_trials(deepcopy=False)) == 3:
+                began = time.monotonic()  # from here on they wait for each other
                 signal.setitimer(signal.ITIMER_REAL, 1000.0)
             threading.Event().wait(0.1)
             run.report(0.0)
+            if began is not None and time.monotonic() > began + 2.0:
+                break
+        assert began is not None
         gone = 1000.0 - signal.setitimer(signal.ITIMER_REAL, 0.0)[0]
         return gone / (time.monotonic() - began)
 

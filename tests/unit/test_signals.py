@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from multiprocessing import popen_spawn_posix
 
 import pytest
+
+from optuna_hermes.workers import _signals
 
 BEGIN = """
 import multiprocessing, os, signal, threading
@@ -17,7 +20,8 @@ AT_ONCE = """
 for _ in range(40):
     pid = os.fork()
     if pid == 0:
-        threading.Event().wait(60.0)
+        for _ in range(600):  # else a signal right before the wait would be heeded after it
+            threading.Event().wait(0.1)
         os._exit(1)
     os.kill(pid, signal.SIGTERM)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGTERM
@@ -71,3 +75,11 @@ assert process.exitcode == 1
 def test_a_forked_process_is_terminated(script: str) -> None:
     """Its parent, which leaves signals to the driver, takes none of them for one to all."""
     subprocess.run([sys.executable, "-c", BEGIN + script], check=True, timeout=60.0)
+
+
+def test_a_process_of_another_program_is_terminated_once() -> None:
+    """One that was not forked, or has begun a new program, acts by handlers of its own."""
+    sent: list[object] = []
+    _signals._terminate(popen_spawn_posix.Popen, sent.append)
+    assert sent == [popen_spawn_posix.Popen]
+    assert not _signals._terminated

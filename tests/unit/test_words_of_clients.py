@@ -541,11 +541,13 @@ class Objective:
         self.count = 0
         self.scores: list[float] = []
         self.trial: optuna.Trial | None = None
+        self.rate: float | None = None
 
     def __call__(self, trial: optuna.Trial) -> float:
         global best
         self.trial = self.present = trial
-        SETTINGS["lr"] = best + 1.0
+        SETTINGS["lr"] = SETTINGS["decay"] = best + 1.0
+        self.rate = 1.0
         if trial.number:
             RESULTS.append(0.5)
             best = 0.5
@@ -571,8 +573,8 @@ def test_what_a_trial_changes_in_its_script(
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert said == [
         "Trial 1 changes RESULTS, best, self.count, self.scores in its own process: neither the "
-        "script, nor the trial once it has come back from disk, has these changes. What is read "
-        "later belongs into trial.set_user_attr(), a file or, in a loop, run.kept."
+        "script, nor the trial once it has come back from disk, has these changes. What is to "
+        "be read later belongs into trial.set_user_attr(), a file or, in a loop, run.kept."
     ]
 
 

@@ -344,19 +344,20 @@ class TrialSession:
             if phase is _Phase.GRANTED_EARLY and not self.must_yield:
                 return
             self.must_yield = False
-        if phase is not _Phase.SETTING_UP:  # else it has nothing to give back
-            # Without a broker only a checkpoint outlives this process.
-            self._suspend(state, "disk" if self._connection.gone else self.requested_tier, begin)
-            if state is not None:
-                state.waits()
-            self.on_state("parked")
-        try:
-            with _stopped_alarm() if sessions.worker is self else contextlib.nullcontext():
+        with _stopped_alarm() if sessions.worker is self else contextlib.nullcontext():
+            if phase is not _Phase.SETTING_UP:  # else it has nothing to give back
+                # Without a broker only a checkpoint outlives this process.
+                tier = "disk" if self._connection.gone else self.requested_tier
+                self._suspend(state, tier, begin)
+                if state is not None:
+                    state.waits()
+                self.on_state("parked")
+            try:
                 self._wait(state)
-        except BaseException:
-            if self._tier_mover is not None:
-                self._tier_mover.leave()
-            raise
+            except BaseException:
+                if self._tier_mover is not None:
+                    self._tier_mover.leave()
+                raise
         if state is None:
             self.started(can_store=False)
         if phase is not _Phase.SETTING_UP:

@@ -118,7 +118,7 @@ def why_not_loadable(name: str, module: Any) -> str | None:
     if isinstance(module, torch.optim.Optimizer):
         try:
             module.state_dict()
-        except Exception as error:
+        except RuntimeError as error:
             return f"{name} gives no state_dict ({str(error).split('. ')[0]})"
         return None
     if not _has_torch_s(module, "load_state_dict"):  # it may take anything
