@@ -135,8 +135,6 @@ def _codes(objective: Any) -> Iterator[CodeType]:
 
 def _own(names: dict[str, Any], owner: str) -> list[Any]:
     """The functions and classes that a module defines itself."""
-    return [
-        each
-        for each in names.values()
-        if isinstance(each, FunctionType | type) and each.__module__ == owner
-    ]
+    # Not isinstance: it reads __class__, which runs the code of proxies.
+    found = (each for each in names.values() if issubclass(type(each), (FunctionType, type)))
+    return [each for each in found if each.__module__ == owner]

@@ -56,9 +56,15 @@ def _variables(objective: Any) -> dict[str, _Variable]:
 
 
 def _seen(value: object, rebound: bool) -> _Variable:
-    # Not every class with a length: that of a store in a bucket lists it.
-    measured = isinstance(value, _CONTAINERS) or hasattr(type(value), "iloc")  # of pandas
+    # Not isinstance: it reads __class__, which runs the code of proxies. And not every class with a
+    # length: that of a store in a bucket lists it, that of a lazy table computes it.
+    kind = type(value)
+    measured = issubclass(kind, _CONTAINERS) or _is_of_pandas(kind)
     return _Variable(value, len(value) if measured else 0, rebound)  # type: ignore[arg-type]
+
+
+def _is_of_pandas(kind: type) -> bool:
+    return hasattr(kind, "iloc") and any(e.__module__.startswith("pandas") for e in kind.__mro__)
 
 
 def _differ(before: _Variable, now: _Variable) -> bool:
