@@ -42,9 +42,8 @@ def _take_version(logger: Any, next_version: Callable[[Any], int], argument: Non
     # ``_moved`` could remove it while the other trial begins to write.
     version = next_version(logger)
     # A logger expands ``~`` and variables when it writes.
-    if any(each in logger.root_dir for each in ("://", "~", "$")) or getattr(
-        rank_zero_only, "rank", None
-    ):
+    elsewhere = any(each in logger.root_dir for each in ("://", "~", "$"))
+    if elsewhere or getattr(rank_zero_only, "rank", None):
         return version
     with contextlib.suppress(OSError):  # the logger says what is wrong with the folder
         os.makedirs(logger.root_dir, exist_ok=True)

@@ -145,7 +145,7 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
 
 
 def no_trial() -> FixedTrial:
-    """What stands for the trial in a training of no study: it keeps no value, and is not pruned."""
+    """A trial of no study, for a training that is in none: it keeps no value, and is not pruned."""
     return FixedTrial({})
 
 

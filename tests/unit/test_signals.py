@@ -29,26 +29,29 @@ assert not _signals.sent_to_all()
 assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 """
 
-LOST = """
-def loses_one(ready):
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    ready.set()
-    signal.sigwait({signal.SIGTERM})  # nobody acts on it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    threading.Event().wait(60.0)
-
+TERMINATED = """
 context = multiprocessing.get_context("fork")
 ready = context.Event()
-process = context.Process(target=loses_one, args=(ready,))
+process = context.Process(target=begin, args=(ready,))
 process.start()
 ready.wait()
 process.terminate()
 process.join()
+"""
+
+LOST = f"""
+def begin(ready):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    ready.set()
+    signal.sigwait([signal.SIGTERM])  # nobody acts on it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    threading.Event().wait(60.0)
+{TERMINATED}
 assert process.exitcode == -signal.SIGTERM
 """
 
-SLOW = """
-def acts(ready):
+SLOW = f"""
+def begin(ready):
     def end(number, frame):
         heard.append(number)
         threading.Event().wait(3 * _signals._LOST_SECONDS)
@@ -57,14 +60,7 @@ def acts(ready):
     signal.signal(signal.SIGTERM, end)
     ready.set()
     threading.Event().wait(60.0)
-
-context = multiprocessing.get_context("fork")
-ready = context.Event()
-process = context.Process(target=acts, args=(ready,))
-process.start()
-ready.wait()
-process.terminate()
-process.join()
+{TERMINATED}
 assert process.exitcode == 1
 """
 
