@@ -42,7 +42,7 @@ class Training:
         )
         self.loader = loader
         self._params = params
-        self._loss = loss
+        self.loss = loss
         self._held_out = held_out
 
     def train(
@@ -72,7 +72,7 @@ class Training:
             for batch in batches(self.loader):
                 with watch.batch(unit):
                     self.optimizer.zero_grad()
-                    self._loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
+                    self.loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
                     self.optimizer.step()
             value = self._validate()
             watch.value(unit, value)
@@ -81,7 +81,7 @@ class Training:
     def _validate(self) -> float:
         self.model.eval()
         with torch.no_grad():
-            return float(self._loss(self.model, self._held_out))
+            return float(self.loss(self.model, self._held_out))
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -103,10 +103,10 @@ def first_configurations(space: Space, contest: Contest) -> list[dict[str, Any]]
     import numpy as np
 
     rng = np.random.default_rng([zlib.crc32(contest.task.encode()), contest.seed])
-    return [{name: _draw(each, rng) for name, each in space.items()} for _ in range(N_FIRST)]
+    return [{name: draw(each, rng) for name, each in space.items()} for _ in range(N_FIRST)]
 
 
-def _draw(each: Range, rng: Any) -> int | float:
+def draw(each: Range, rng: Any) -> int | float:
     import numpy as np
 
     low, high = each.low, each.high + (1 if each.whole else 0)

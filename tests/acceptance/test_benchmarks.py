@@ -618,3 +618,13 @@ def test_race_says_what_is_wrong(
 ) -> None:
     """Bad input is said before anything runs: status 2."""
     assert message in call("race.py", *RACE, *options, status=2).stderr
+
+
+def test_first_quarter_compares_early_figures_with_last_values(tmp_path: Path) -> None:
+    options = ["--tasks=tabular", "--trainings=6"]
+    result = json.loads(run("first_quarter.py", *options, "--json", cwd=tmp_path).stdout)
+    rows = result["tasks"]["tabular"]
+    assert len({row["early"] for row in rows}) == len(rows) == 7
+    assert all(-1 <= row["correlation"] <= 1 for row in rows)
+    refused = run("first_quarter.py", "--tasks=digits", cwd=tmp_path, status=2)
+    assert "unknown task digits" in refused.stderr
