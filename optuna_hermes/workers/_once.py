@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import importlib
 import json
 import logging
 import os
@@ -45,7 +46,7 @@ class _Process:
     """The values of this process, and how it shares them with others."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.renew_lock()
         self.values: dict[object, Any] = {}
         self.shared: set[str] = set()
         """The packed calls of those values that were computed for the processes it forks."""
@@ -57,8 +58,13 @@ class _Process:
         self.share: Callable[[str], None] | None = None
         self.note: Callable[[str], None] = _log.warning
 
+    def renew_lock(self) -> None:
+        """Take a new lock: in a fork, the thread that held the old one does not go on."""
+        self.lock = threading.RLock()
+
 
 _process = _Process()
+os.register_at_fork(after_in_child=lambda: _process.renew_lock())
 
 
 def once(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,11 +105,12 @@ def once(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         )
         return call_alike(0, load, *args, **kwargs)
     key = _key(call)
-    with _process.lock:
-        if key not in _process.values:
-            _process.values[key] = call_alike(0, load, *args, **kwargs)
-            _share(call)
-        return _process.values[key]  # type: ignore[no-any-return]
+    if key not in _process.values:  # else nobody waits while another value is computed
+        with _process.lock:
+            if key not in _process.values:
+                _process.values[key] = call_alike(0, load, *args, **kwargs)
+                _share(call)
+    return _process.values[key]  # type: ignore[no-any-return]
 
 
 def set_objective(function: FunctionType | None) -> None:
@@ -129,6 +136,8 @@ def compute(packed: str) -> str:
         # Here alone: what arguments import or raise must not harm a process that serves.
         call: Call = pickle.loads(base64.b64decode(packed.partition(" ")[0]))
         module, name, args, kwargs = call
+        if not _is_owner(module):  # the objective may be the first to import it
+            importlib.import_module(module)
         _process.values[_key(call)] = call_alike(0, _find(module, name), *args, **kwargs)
     except BaseException as error:
         return f"it raised {repr(error)[:LONGEST_REASON]} in another process than the trial's"
@@ -166,11 +175,14 @@ def _call(load: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return None
 
 
+def _is_owner(module: str) -> bool:
+    return _process.owner is not None and _process.owner.__module__ == module
+
+
 def _find(module: str, name: str) -> Any:
     """The function of this name, None if there is none."""
-    owner = _process.owner
-    if owner is not None and owner.__module__ == module:
-        found = owner.__globals__.get(name.partition(".")[0])
+    if _process.owner is not None and _is_owner(module):
+        found = _process.owner.__globals__.get(name.partition(".")[0])
     else:
         found = getattr(sys.modules.get(module), name.partition(".")[0], None)
     for part in name.split(".")[1:]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import optuna
@@ -245,6 +250,22 @@ def test_a_worker_shares_what_it_has_computed(process: Any) -> None:
     assert _once.name_of(packed) == "load"
 
 
+def test_a_module_that_only_the_objective_imports(
+    process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that computes a value for forks has not run the objective."""
+    (tmp_path / "imported_within.py").write_text("def load():\n    return [7]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sent: list[str] = []
+    _once.begin_worker(sent.append, calls.append)
+    module = importlib.import_module("imported_within")
+    assert _once.once(module.load) == [7]
+    process.values.clear()
+    monkeypatch.delitem(sys.modules, "imported_within")
+    assert _once.compute(sent.pop()) == ""
+    assert list(process.values.values()) == [[7]]
+
+
 def open_file() -> Any:
     return open(__file__)
 
@@ -352,3 +373,33 @@ def test_a_message_of_a_successor_that_is_not_whole_is_not_its_end() -> None:
     theirs.close()
     assert successor.lines() is None
     successor.forget()
+
+
+def test_a_fork_computes_while_another_thread_did(process: Any) -> None:
+    """The thread that held the lock is not in the fork."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    with mock.patch.dict(globals(), wait_here=wait):
+        thread = threading.Thread(target=_once.once, args=(load_slowly,))
+        thread.start()
+        begun.wait(30)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(_once.once(Loads.data)[0])
+        go_on.set()
+        thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def wait_here() -> None:
+    """What ``load_slowly`` waits for."""
+
+
+def load_slowly() -> int:
+    wait_here()
+    return 1
