@@ -35,14 +35,16 @@ _python_signal, _python_getsignal = signal.signal, signal.getsignal
 _handlers: dict[int, Any] = {}
 """Handlers that the objective has set for these signals."""
 _seen: mmap.mmap | None = None
-"""A byte for each signal that was sent to this process, shared with those it forks.
+"""A count, modulo 256, of each signal that was sent to this process, shared with those it forks.
 
-Behind them one for each of these, which is set once it acts on a signal.
+Behind them a byte for each of these, which is set once it acts on a signal.
 """
+_ignored: dict[int, int] = {}
+"""The counts of the parent's signals that this forked process was sent as well, and ignored."""
 _pipe: tuple[int, int] = (-1, -1)
 _terminated: weakref.WeakSet[Any] = weakref.WeakSet()
 _forks = threading.local()
-"""The signals that were blocked before a thread forks."""
+"""The signals that were blocked before a thread forks, and the counts then."""
 
 
 def leave_to_driver() -> None:
@@ -79,7 +81,7 @@ def leave_group() -> None:
 
 def sent_to_all() -> bool:
     """True if this process was sent such a signal, and so the processes that it has started."""
-    return any(map(_was_sent, LEFT_TO_DRIVER))
+    return any(map(_count, LEFT_TO_DRIVER))
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
@@ -90,6 +92,7 @@ def _block() -> None:
     # Before: a handler that runs as the second call returns may raise.
     _forks.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
+    _forks.counts = {number: _count(number) for number in LEFT_TO_DRIVER}
 
 
 def _unblock() -> None:
@@ -138,6 +141,7 @@ def _begin_child() -> None:
         torch._set_worker_signal_handlers = partial(  # type: ignore[attr-defined]
             _begin_loader, torch._set_worker_signal_handlers
         )
+    _ignored.update(_forks.counts)
     try:
         _unblock()
     finally:  # what a handler raises here is lost, as if the signal had not come
@@ -153,15 +157,18 @@ def _begin_loader(begin: Callable[[], None]) -> None:
 
 
 def _act_if_alone(number: int, frame: FrameType | None) -> None:
-    """Act on a signal, unless the parent process was sent it as well."""
-    if _seen is not None:
-        _seen[_byte_of(os.getpid())] = 1
+    """Act on a signal, unless it is one that the parent process was sent as well."""
+    if _seen is None:
+        return _act(number, frame)
+    own = _byte_of(os.getpid())
+    _seen[own] = 1
     # Data loaders outlive a signal to the whole job; one to them alone closes a pool.
     deadline = time.monotonic() + _BETWEEN_SECONDS
-    while not _was_sent(number):
+    while _count(number) == _ignored.get(number, 0):
         if time.monotonic() > deadline:
             return _act(number, frame)
         time.sleep(0.005)
+    _ignored[number], _seen[own] = _seen[number], 0
     return None
 
 
@@ -174,16 +181,17 @@ def _act(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), number)
 
 
-def _was_sent(number: int) -> bool:
+def _count(number: int) -> int:
+    """How often the process that forks others was sent a signal, modulo 256."""
     _read_pipe()
-    return _seen is not None and _seen[number] != 0
+    return 0 if _seen is None else _seen[number]
 
 
 def _read_pipe() -> None:
     if _seen is not None:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(_pipe[0], 1 << 16):
-                _seen[number] = 1
+                _seen[number] = (_seen[number] + 1) % 256
 
 
 def _set_handler(number: int, handler: Callable[..., Any] | int | None) -> Any:

@@ -64,9 +64,31 @@ def begin(ready):
 assert process.exitcode == 1
 """
 
+AFTER_ONE_TO_ALL = f"""
+def begin(ready):
+    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    ready.set()
+    threading.Event().wait(60.0)
+{TERMINATED}
+assert process.exitcode == -signal.SIGTERM
+assert _signals.sent_to_all()
+"""
+
+AFTER_ONE_TO_THE_PARENT = f"""
+def begin(ready):
+    ready.set()
+    threading.Event().wait(60.0)
+os.kill(os.getpid(), signal.SIGTERM)
+{TERMINATED}
+assert process.exitcode == -signal.SIGTERM
+"""
+
 
 @pytest.mark.parametrize(
-    "script", [AT_ONCE, LOST, SLOW], ids=["as it begins", "a lost one", "that takes time"]
+    "script",
+    [AT_ONCE, LOST, SLOW, AFTER_ONE_TO_ALL, AFTER_ONE_TO_THE_PARENT],
+    ids=["as it begins", "a lost one", "that takes time", "after all", "after its parent"],
 )
 def test_a_forked_process_is_terminated(script: str) -> None:
     """Its parent, which leaves signals to the driver, takes none of them for one to all."""
