@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import signal
 import struct
 import threading
 import time
@@ -16,7 +17,7 @@ import msgspec
 import optuna
 import pytest
 
-from optuna_hermes.broker import TrialSession
+from optuna_hermes.broker import TrialSession, sessions
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.broker._client._reconnecting import PendingEndings
@@ -260,6 +261,26 @@ def test_a_trial_that_has_not_begun_can_be_sent_away(brokers: Brokers, connect: 
     assert not brokers.last.of(wire.TierChanged)
     with pytest.raises(Suspended):
         session.wait_for_device()  # its objective has caught it
+
+
+def test_an_alarm_stands_still_until_a_trial_may_begin(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its objective has set it to limit its training, and others may train before."""
+    session = connect()
+    monkeypatch.setattr(sessions, "worker", session)
+    set_up(brokers, session)
+    signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    try:
+        waiting = threading.Thread(target=session.wait_for_device)
+        waiting.start()
+        wait_for(lambda: signal.getitimer(signal.ITIMER_REAL)[0] == 0.0)
+        brokers.last.say(grant(7, 3))
+        waiting.join(5)
+        assert not waiting.is_alive()
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def test_an_objective_that_catches_all(

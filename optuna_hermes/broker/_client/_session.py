@@ -213,7 +213,8 @@ class TrialSession:
             if self._phase is not _Phase.SETTING_UP:
                 return
             self._phase, self.must_yield = _Phase.TAKES_TURNS, False
-        self._wait(None)
+        with self._stopped_alarm():
+            self._wait(None)
 
     def find_journal(self) -> None:
         """Take up the journal of an earlier process of the trial, if it has newer checkpoints."""
@@ -344,7 +345,7 @@ class TrialSession:
             if phase is _Phase.GRANTED_EARLY and not self.must_yield:
                 return
             self.must_yield = False
-        with _stopped_alarm() if sessions.worker is self else contextlib.nullcontext():
+        with self._stopped_alarm():
             if phase is not _Phase.SETTING_UP:  # else it has nothing to give back
                 # Without a broker only a checkpoint outlives this process.
                 tier = "disk" if self._connection.gone else self.requested_tier
@@ -409,6 +410,20 @@ class TrialSession:
         self.must_yield = False
 
     # -- waiting -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _stopped_alarm(self) -> Iterator[None]:
+        """Stop the ``signal.alarm`` of a process that has this trial alone.
+
+        Scripts limit by it how long a trial may train.
+        """
+        if sessions.worker is not self:
+            yield
+            return
+        left, interval = signal.setitimer(signal.ITIMER_REAL, 0.0)
+        yield  # a trial that leaves this process needs no alarm any more
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
 
     def _suspend(self, state: CleanPoint | None, tier: TierName, begin: float) -> None:
         """Suspend the trial into a tier, or move it there; from disk there is no way back."""
@@ -652,12 +667,3 @@ class TrialSession:
             return not self._end_acknowledged
         parked = lease.reattach.parked
         return parked is not None and parked.tier == "disk" and bool(lease.checkpoints)
-
-
-@contextlib.contextmanager
-def _stopped_alarm() -> Iterator[None]:
-    """Stop the process's ``signal.alarm``: scripts limit by it how long a trial may train."""
-    left, interval = signal.setitimer(signal.ITIMER_REAL, 0.0)
-    yield  # a trial that leaves this process needs no alarm any more
-    if left:
-        signal.setitimer(signal.ITIMER_REAL, left, interval)
