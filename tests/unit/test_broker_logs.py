@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,25 @@ def test_a_file_does_not_grow_without_bound(
     assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     assert (tmp_path / "broker.log").read_text().endswith("line 199\n")
+
+
+def test_a_folder_that_is_made_again_gets_another_file(tmp_path: Path) -> None:
+    """As a cleaner of temporary files removes it; while it is away nothing is raised."""
+    file = tmp_path / "made" / "broker.log"
+    file.parent.mkdir()
+    handler = logs.log_handler(file, as_json=False)
+
+    def log(text: str) -> None:
+        handler.handle(logging.LogRecord("n", logging.INFO, "f", 1, text, (), None))
+
+    log("first")
+    shutil.rmtree(file.parent)
+    log("away")
+    file.parent.mkdir()
+    log("again")
+    handler.close()
+    assert file.read_text().split()[-1] == "again"
+    assert "first" not in file.read_text()
 
 
 def test_without_a_file_it_goes_to_standard_error() -> None:

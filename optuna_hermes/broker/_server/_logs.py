@@ -81,7 +81,14 @@ def log_event(event: EventRecord, study: str) -> None:
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """Log files that only their user can read."""
+    """Log files that only their user can read, also after their folder was made again."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        path = Path(self.baseFilename)
+        if self.stream is not None and not path.exists() and path.parent.is_dir():
+            self.stream.close()
+            self.stream = None  # type: ignore[assignment]
+        super().emit(record)
 
     def _open(self) -> TextIOWrapper:
         file = super()._open()
