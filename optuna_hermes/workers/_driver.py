@@ -153,6 +153,7 @@ class Driver:
         self._device_notices = DeviceNotices(self._warn)
         self._database_notices = DatabaseNotices(self._warn)
         self._taken_by: int | None = None
+        self._broker: str | None = None  # the instance that serves the call
         self._key: str | None = None
         self._ids_return = False
         self._n_ended = 0
@@ -386,6 +387,7 @@ class Driver:
         if first and (few := few_files(self._devices, self._settings.n_trials)):
             self._warn(few)
         self._note_other_devices(connection.welcome)
+        self._broker = connection.welcome.instance
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
             connection.send(described)
@@ -566,7 +568,12 @@ class Driver:
             raise DatabaseOutageError(self._problem or _AWAY.format(outage_phrase(reason)))
         self._refuse_deleted()
         trials = _optuna.with_retry(
-            trial_results, self._study, ledger, self._root, taken=self._taken_by is not None
+            trial_results,
+            self._study,
+            ledger,
+            self._root,
+            taken=self._taken_by is not None,
+            broker=self._broker,
         )
         failures = None if last is None else last.failures
         policy = self._settings.policy

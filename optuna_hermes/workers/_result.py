@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client._journal import find
 from optuna_hermes.broker._protocol import FailureSummary
-from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger import Ledger, live_hosts
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import OverheadKind
 from optuna_hermes.view.formats import plural
@@ -161,16 +161,24 @@ class OptimizeResult:
 
 
 def trial_results(
-    study: optuna.Study, ledger: Ledger, root: Path | None = None, *, taken: bool = False
+    study: optuna.Study,
+    ledger: Ledger,
+    root: Path | None = None,
+    *,
+    taken: bool = False,
+    broker: str | None = None,
 ) -> tuple[TrialResult, ...]:
     """Every trial of the study, with its figures from the ledger.
 
     Args:
         root: the folder of its checkpoints, of which the ledger may lack the last ones.
         taken: another process trains it now.
+        broker: the instance that served this call; those of other hosts may train trials now.
     """
     key = _optuna.study_key(study)
     records = {record.number: record for record in ledger.load_trials(key)}
+    others = {host.instance for host in live_hosts(ledger)} - {broker} if broker else set()
+    elsewhere = {number for number, record in records.items() if record.owner in others}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = study.get_trials(deepcopy=False)
     if root is not None:
@@ -178,7 +186,13 @@ def trial_results(
         folders = {number: root / _optuna.trial_folder(number) for number in live}
         stored |= {number for number, each in folders.items() if find(each).checkpoints}
     return tuple(
-        _trial(each, records.get(each.number), each.number in stored, taken) for each in trials
+        _trial(
+            each,
+            records.get(each.number),
+            each.number in stored,
+            taken or each.number in elsewhere,
+        )
+        for each in trials
     )
 
 

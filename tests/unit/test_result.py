@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -10,7 +11,7 @@ import pytest
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._protocol import FailureSummary
-from optuna_hermes.ledger import CheckpointRecord, TrialRecord
+from optuna_hermes.ledger import CheckpointRecord, HostRecord, TrialRecord
 from optuna_hermes.model import Checkpoint, TrialStatus
 from optuna_hermes.workers._result import TrialResult, failure_of, one_line, trial_results
 from support.memory_ledger import MemoryLedger
@@ -88,6 +89,19 @@ def test_a_trial_that_another_process_trains_is_left_as_it_is(study: optuna.Stud
     assert trial.state == "PARKED"
     (unknown,) = trial_results(study, MemoryLedger(), taken=True)
     assert unknown.state == "RUNNING"
+
+
+def test_a_trial_of_another_host_goes_on_there(study: optuna.Study) -> None:
+    """Its broker beats; one of this call's own broker has no process any more."""
+    ledger = ledger_with(study, "running", stored=True)
+    (record,) = ledger.load_trials(_optuna.study_key(study))
+    ledger.save_trial(replace(record, owner="there"))
+    for name in ("here", "there"):
+        ledger.beat(HostRecord(name=name, instance=name))
+    found = {
+        broker: trial_results(study, ledger, broker=broker)[0].state for broker in ("here", "there")
+    }
+    assert found == {"here": "RUNNING", "there": "STORED"}
 
 
 def test_a_checkpoint_that_the_ledger_lacks_counts(study: optuna.Study, tmp_path: Path) -> None:
