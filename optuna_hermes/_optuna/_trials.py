@@ -310,11 +310,12 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
         ) from error
 
 
-def fail_trial(study: optuna.Study, number: int) -> Ending:
+def fail_trial(study: optuna.Study, trial_id: int) -> Ending:
     """Set a trial to FAIL in Optuna unless it has ended; return its end."""
-    # By its number, since the constructor of an optuna.Trial would wait for a lease.
-    told = with_retry(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
-    return ending(told.state)
+    # Not by tell(): the sampler may stop the study then, or raise, where others go on.
+    with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        with_retry(study._storage.set_trial_state_values, trial_id, TrialState.FAIL)
+    return end_of(study, trial_id) or "failed"
 
 
 def pruned(message: str) -> Exception:

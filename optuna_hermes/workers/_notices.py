@@ -122,7 +122,7 @@ class Losses:
         end = _optuna.end_of(self._study, id_)
         if end is None:
             _optuna.set_attributes(self._study, id_, {_optuna.STATE_ATTRIBUTE: "failed"})
-            end = _optuna.fail_trial(self._study, number)
+            end = _optuna.fail_trial(self._study, id_)
             self._failed.add(number)
             self._note(_last_words(number, reason, self._folder / _optuna.trial_folder(number)))
         return GiveUp(study=key, number=number, reason=reason, state=end)

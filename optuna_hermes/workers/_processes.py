@@ -92,8 +92,9 @@ def refuse_inside() -> None:
         raise ObjectiveError("optimize() cannot be called in an objective: call it in a script.")
     if INSIDE_VARIABLE in os.environ:
         raise ObjectiveError(
-            "optimize() was called in a process that it has started, by what that imports: put the "
-            'call under `if __name__ == "__main__":`.'
+            "optimize() was called in a process that it has started. If that imports the script, "
+            'put the call under `if __name__ == "__main__":`; a program that an objective starts '
+            "cannot call it."
         )
 
 

@@ -349,20 +349,21 @@ class _TrialExecution:
         """Tell Optuna and the broker that a trial has ended; ``state`` is None if it has values."""
         try:
             told = _optuna.tell(self._study, trial, values, state)
-        except (TypeError, OverflowError):  # of a text, or of an integer that is too large
-            error = f"the objective returned {values!r}"
-            told = _optuna.tell(self._study, trial, None, TrialState.FAIL)
         except Exception as raised:
             end = _optuna.end_of(self._study, _optuna.trial_id(trial))
-            if end is None:
+            if end is not None:
+                # Optuna calls after_trial() once the trial has ended: a constraint's, for example.
+                traceback.print_exc()
+                if is_first(self._job.checkpoint_root, "after_trial"):
+                    text = f"then its sampler raised {text_of(raised)}"
+                    self._say(NOTE, f"Trial {trial.number} has ended, {text}")
+                self._session.end(end, error)
+                return
+            if not isinstance(raised, (TypeError, OverflowError)):
                 raise
-            # Optuna calls after_trial() once the trial has ended: a constraint's, for example.
-            traceback.print_exc()
-            if is_first(self._job.checkpoint_root, "after_trial"):
-                text = f"then its sampler raised {text_of(raised)}"
-                self._say(NOTE, f"Trial {trial.number} has ended, {text}")
-            self._session.end(end, error)
-            return
+            # Of a text, or of an integer that is too large.
+            error = f"the objective returned {values!r}"
+            told = _optuna.tell(self._study, trial, None, TrialState.FAIL)
         if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:
             remove_copies(self._session.checkpoint_dir)
         end = _optuna.ending(told.state)

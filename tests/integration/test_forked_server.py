@@ -911,7 +911,7 @@ def test_processes_of_an_objective_may_use_its_trial(script: Script, tmp_path: P
 
 AFTERWARDS = """
 def constraints(trial):
-    raise RuntimeError("no constraint")
+    raise ERROR("no constraint")
 
 def objective(trial):
     return trial.suggest_float("x", 0.0, 1.0)
@@ -923,12 +923,15 @@ if __name__ == "__main__":
 """
 
 
-def test_an_error_after_a_trial_s_end_is_not_a_lost_process(script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", ["RuntimeError", "TypeError"])
+def test_an_error_after_a_trial_s_end_is_not_a_lost_process(
+    script: Script, tmp_path: Path, error: str
+) -> None:
     """Optuna has stored the value before it asks the sampler for constraints."""
-    done = script(AFTERWARDS)
+    done = script(AFTERWARDS.replace("ERROR", error))
     assert done.returncode == 0, done.stderr
     assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 2
-    assert done.stderr.count("its sampler raised RuntimeError('no constraint')") == 1
+    assert done.stderr.count(f"its sampler raised {error}('no constraint')") == 1
     assert "lost its process" not in done.stderr
 
 
