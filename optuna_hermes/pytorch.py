@@ -52,7 +52,7 @@ def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
             one with the best parameters: it reports nothing.
         named: all objects that the loop changes, by names of your choice: modules, optimizers,
             schedulers, gradient scalers, metrics, and anything else with ``state_dict`` and
-            ``load_state_dict``.
+            ``load_state_dict``. One that is None is left out.
 
     Raises:
         InvalidInputError: an object lacks these methods, or this is the trial's second call.
@@ -70,6 +70,7 @@ def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
             return run.value
         ```
     """
+    named = {name: each for name, each in named.items() if each is not None}
     return PyTorchLoop(trial, named, session_of(trial))
 
 

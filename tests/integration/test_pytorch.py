@@ -1028,6 +1028,14 @@ def test_what_cannot_be_named(named: dict[str, Any], message: str) -> None:
         suspendable(new_trial(), **named)
 
 
+def test_an_object_that_is_none_is_left_out() -> None:
+    """As where a scheduler is optional."""
+    run = suspendable(new_trial(), net=nn.Linear(1, 1), scheduler=None)
+    for _ in run.epochs(1):
+        run.report(1.0)
+    assert run.value == 1.0
+
+
 def test_one_call_in_an_objective() -> None:
     """A second call would count the same units: that is refused."""
     session = FakeSession()

@@ -694,7 +694,8 @@ def _count_items(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_worker_does_not_search_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker process searches its data set for generators after few of its batches only."""
     loader = DataLoader(numbers(), batch_size=SIZE, collate_fn=Boxed(), num_workers=1)
-    workers = Workers(loader)
+    with torch.device("meta"):  # a script's default: numbers of processes are on the CPU
+        workers = Workers(loader)
     counts = []
     with workers.recording(loader):
         collate: Any = loader.collate_fn

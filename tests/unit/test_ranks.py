@@ -507,8 +507,14 @@ def test_what_is_sent_after_the_last_look_is_read(
 def test_the_first_error_counts() -> None:
     """A rank's error is known where the ranks were started; one that cannot be sent is not."""
 
+    class MadeError(Exception):
+        def __init__(self, text: str, number: int) -> None:
+            super().__init__(text)
+
     def body(rank: Rank) -> None:
-        rank.raised(LookupError("first") if rank.rank == 0 else LookupError(threading.Lock()))
+        error = LookupError("first") if rank.rank == 0 else LookupError(threading.Lock())
+        rank.raised(MadeError("not made again", 1))
+        rank.raised(error)
 
     assert repr(Run(body, FakeSession()).ranks.error) == "LookupError('first')"
 

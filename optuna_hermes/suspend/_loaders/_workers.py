@@ -47,9 +47,9 @@ class Workers:
         """True if a state that was asked for could not be read."""
         same = states is not None and len(states) == count
         self._begun: list[str | None] = list(states or ()) if same else [None] * count
-        self._batches = torch.full((count, ring), -1, dtype=torch.int64)
-        self._lengths = torch.zeros((count, ring), dtype=torch.int64)
-        self._texts = torch.zeros((count, ring, _SLOT_BYTES), dtype=torch.uint8)
+        self._batches = torch.full((count, ring), -1, dtype=torch.int64, device="cpu")
+        self._lengths = torch.zeros((count, ring), dtype=torch.int64, device="cpu")
+        self._texts = torch.zeros((count, ring, _SLOT_BYTES), dtype=torch.uint8, device="cpu")
         for each in (self._batches, self._lengths, self._texts):
             each.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -105,7 +105,7 @@ class RandomWatch:
         self._loader = weakref.ref(loader)
         self._warning = random_warning(loader)
         self._inner = loader.collate_fn, loader.worker_init_fn
-        self._drew = torch.zeros(1, dtype=torch.bool)
+        self._drew = torch.zeros(1, dtype=torch.bool, device="cpu")
         self._drew.share_memory_()  # type: ignore[no-untyped-call]
         watched = _DrawingCollate(loader, self._drew, ())
         # Workers that run already have copies of the functions before, and are not watched.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -183,8 +184,9 @@ class Rank:
     def raised(self, error: Exception) -> None:
         """Report the error that ends this rank, and when it came: it may cause those of others."""
         try:
+            pickle.loads(pickle.dumps(error))  # its class may want other arguments than it has
             self._end.send(("raised", (time.monotonic(), error)))
-        except Exception:  # not picklable, or the pipe is closed: torch reports the error itself
+        except Exception:  # so it is, or the pipe is closed: torch reports the error itself
             return
 
     def _tell(self, kind: str, content: dict[str, Any]) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import stat
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -30,6 +30,8 @@ from optuna_hermes.suspend._values._tree import pack, unpack
 # Torch and safetensors are imported inside functions: each session of a trial imports this module.
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger("optuna_hermes.suspend")
 
 _FORMAT = {"format": "optuna-hermes checkpoint", "version": "10"}
 _TREE = "tree"
@@ -129,11 +131,8 @@ def read(
         return None
     state, tree, problems = found
     if problems:
-        warnings.warn(
-            f"{problems[0]} Going on from {Path(state.path).name}, after unit {state.units}.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        name = Path(state.path).name
+        _log.warning("%s Going on from %s, after unit %d.", problems[0], name, state.units)
     return state, tree
 
 
@@ -313,6 +312,9 @@ def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that syncs files alone
+            raise
     finally:
         os.close(handle)
 

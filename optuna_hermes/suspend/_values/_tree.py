@@ -469,7 +469,13 @@ def _of_parts(
 ) -> torch.Tensor:
     import torch
 
-    options: dict[str, Any] = {"size": list(size), "check_invariants": False}
+    parts = list(parts)
+    # Else they would be put on a default device.
+    options: dict[str, Any] = {
+        "size": list(size),
+        "check_invariants": False,
+        "device": parts[0].device,
+    }
     if layout is torch.sparse_coo:
         return torch.sparse_coo_tensor(*parts, is_coalesced=coalesced, **options)
     return torch.sparse_compressed_tensor(*parts, layout=layout, **options)
