@@ -219,7 +219,7 @@ def _meta(name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _params(name: str, arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """The parameters of each trial; a ``name:a|b|c`` is a choice, stored as its index.
+    """The parameters of each trial; in a column ``name:a|b|c`` 0 stands for the choice ``a``.
 
     One that a trial does not have is NaN.
     """
@@ -232,11 +232,18 @@ def _params(name: str, arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]
             f"{name} must have params [{n}, {len(names)}], a column for each of param_names, but "
             f"has {params.shape}."
         )
+    columns = [_column(each) for each in names]
     return [
         {
-            name: value
-            for name, value in zip(names, row, strict=True)
+            column: choices.get(value, value)
+            for (column, choices), value in zip(columns, row, strict=True)
             if not (isinstance(value, float) and math.isnan(value))
         }
         for row in params.tolist()
     ]
+
+
+def _column(text: str) -> tuple[str, Mapping[float, str]]:
+    """The name of a column, and the texts of its choices by their numbers; none for numbers."""
+    name, _, choices = text.partition(":")
+    return (name, dict(enumerate(choices.split("|")))) if "|" in choices else (text, {})

@@ -49,7 +49,7 @@ def arrays(**changes: Any) -> dict[str, Any]:
         "seconds": np.array([[1.0, 2.0, np.nan], [1.0, 1.0, 1.0]], dtype=np.float32),
         "length": np.array([2, 3], dtype=np.int32),
         "params": np.array([[0.1, 1.0], [0.2, 0.0]]),
-        "param_names": np.array(["lr", "kind:a|b"]),
+        "param_names": np.array(["net:lr", "kind:a|b"]),
         "meta": np.array('{"name": "task", "family": "tiny"}'),
     }
     return {key: value for key, value in {**good, **changes}.items() if value is not None}
@@ -76,8 +76,8 @@ def test_a_file_is_read(save: Callable[..., None], tmp_path: Path) -> None:
     assert first.first == 9.0
     assert second.values == (5.0, 4.0, 1.0)
     assert [each.params for each in found.recordings] == [
-        {"lr": 0.1, "kind:a|b": 1.0},
-        {"lr": 0.2, "kind:a|b": 0.0},
+        {"net:lr": 0.1, "kind": "b"},
+        {"net:lr": 0.2, "kind": "a"},
     ]
 
 
