@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from optuna_hermes.broker._protocol import StudySpec
+import pytest
+
+from optuna_hermes.broker._protocol import OpenStudy, Register, StudySpec
 from optuna_hermes.broker._server._ledger_reader import LedgerReader
 from optuna_hermes.broker._server._ledgers import is_shared
+from optuna_hermes.errors import InvalidInputError
 
 
 class Ledgers:
@@ -41,7 +45,7 @@ def test_clients_that_come_at_once_have_a_study_read_once() -> None:
     spec = StudySpec(key="s", name="s", ledger_url="sqlite:///s.db", policy="fifo")
 
     async def open_study() -> dict[str, Any]:
-        known = await reader.read(spec)
+        known = await reader.read(Register(study=spec, number=0, trial_id=0))
         studies["s"] = SimpleNamespace(has_processes=True)  # as the server does with the answer
         return known
 
@@ -52,3 +56,20 @@ def test_clients_that_come_at_once_have_a_study_read_once() -> None:
     assert list(first) == ["trials", "curves"]
     assert others == [{}] * 4
     assert ledgers.reads == 3
+
+
+def test_a_served_study_keeps_its_policy_while_the_file_is_edited(tmp_path: Path) -> None:
+    """Only a driver would change it; a half-saved file refused the next trial of a plain study."""
+    place = tmp_path / "mine.py"
+    place.write_text("from optuna_hermes.policies import")
+    studies = {"s": SimpleNamespace(has_processes=True)}
+    handler: Any = SimpleNamespace(state=SimpleNamespace(studies=studies))
+    reader = LedgerReader(handler, Ledgers())  # type: ignore[arg-type]
+    spec = StudySpec(key="s", name="s", ledger_url="sqlite:///s.db", policy=f"{place}:Mine")
+    trial = Register(study=spec, number=0, trial_id=0)
+    assert asyncio.run(reader.read(trial)) == {}
+    with pytest.raises(InvalidInputError, match="SyntaxError"):
+        asyncio.run(reader.read(OpenStudy(study=spec, limit=None, max_alive=1)))
+    studies.clear()
+    with pytest.raises(InvalidInputError, match="SyntaxError"):
+        asyncio.run(reader.read(trial))

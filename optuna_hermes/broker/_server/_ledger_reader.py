@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from optuna_hermes.broker._protocol import StudySpec
+from optuna_hermes.broker._protocol import OpenStudy, Reattach, Register, StudySpec
 from optuna_hermes.broker._server._ledgers import Ledgers, in_parts, is_shared, study_facts
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
@@ -39,17 +39,22 @@ class LedgerReader:
         study = self._handler.state.studies.get(key)
         return study is not None and study.has_processes
 
-    async def read(self, spec: StudySpec) -> dict[str, Any]:
+    async def read(self, message: OpenStudy | Register | Reattach) -> dict[str, Any]:
         """Return what ``StudyRead`` takes of a study's ledger; nothing if the study is served.
 
         Raises:
             HermesError: its policy cannot be used, or its ledger not be read.
         """
-        try_policy(spec.policy, spec.folders)
+        spec = message.study
         # After a restart all clients of a study come at once: the first one's answer is for all.
         lock = self._locks.setdefault(spec.key, asyncio.Lock())
         async with lock:
-            return await self._read(spec)
+            known = await self._read(spec)
+        # Only a driver changes the policy of a study that is served: the user may be editing its
+        # file, and it may take long to run.
+        if known or isinstance(message, OpenStudy):
+            try_policy(spec.policy, spec.folders)
+        return known
 
     async def _read(self, spec: StudySpec) -> dict[str, Any]:
         while not self.is_served(spec.key):

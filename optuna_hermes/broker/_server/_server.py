@@ -321,7 +321,7 @@ class Server:
         """Admit a study; further messages of its client wait until it is read."""
         spec = message.study
         try:
-            known = await self._reader.read(spec)
+            known = await self._reader.read(message)
         except HermesError as error:
             reason = str(error)
             # Its client may reach the server by a password of its own environment.
