@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -74,15 +72,10 @@ class LedgerReader:
         return {}
 
 
-def try_policy(name: str, folders: Iterable[str]) -> None:
+def try_policy(name: str, folders: Collection[str]) -> None:
     """Raise ``HermesError`` if a policy cannot be made; its module may be in these folders."""
-    look_in(folders)
+    if folders:
+        from optuna_hermes.policies._custom import look_in  # few have one of their own
+
+        look_in(folders)
     make_policy(name)
-
-
-def look_in(paths: Iterable[str]) -> None:
-    """Import from these folders too, after all others: they hide no module of this process."""
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
-            importlib.invalidate_caches()
