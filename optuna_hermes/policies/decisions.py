@@ -15,6 +15,9 @@ from traceback import walk_tb
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import WAITING_STATES, Decision, Snapshot, TrialView
 
+_LONGEST = 1000
+"""Most characters of an error that are shown."""
+
 
 def plain(decision: Decision) -> Decision:
     """The decision of tuples, Python's own numbers and JSON: nothing else can be sent or kept."""
@@ -98,9 +101,15 @@ def _check_sizes(trial: TrialView | None, n_devices: int, batch_size: object) ->
 
 def raised(error: BaseException) -> str:
     """Describe an error of a policy, with file and line unless it is one of the checks here."""
+    try:
+        said = repr(error)
+    except Exception:  # it is the user's class
+        said = type(error).__name__
+    if len(said) > _LONGEST:  # an assertion may hold all of a snapshot
+        said = f"{said[:_LONGEST]}..."
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     path, line = frames[-1]
-    return repr(error) if path in (__file__, frames[0][0]) else f"{error!r} at {path}:{line}"
+    return said if path in (__file__, frames[0][0]) else f"{said} at {path}:{line}"
 
 
 @contextmanager

@@ -335,6 +335,35 @@ def test_what_a_policy_may_not_give_ends_its_study(
     assert re.match(f"Policy 'fifo' raised ValueError.*{words}.*: mend it", study.problem or "")
 
 
+class UnreadableError(Exception):
+    """An error of a user's own that cannot be shown."""
+
+    def __repr__(self) -> str:
+        return str(self.code)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(AssertionError("x" * 5_000_000), r"AssertionError\('xxx"), (UnreadableError(), "Unreadable")],
+)
+def test_an_error_of_a_policy_is_sent_whatever_it_holds(
+    broker: FakeBroker, error: Exception, words: str
+) -> None:
+    """No message may be as long as all of a snapshot: the driver's connection would end."""
+
+    class Asserting(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            raise error
+
+    (driver,) = (c for c, client in broker.handler.state.clients.items() if client.role == "driver")
+    study = broker.handler.state.studies["s"]
+    study.policy = Asserting()
+    broker.worker()
+    assert re.match(f"Policy 'fifo' raised {words}.* at {__file__}.*: mend it", study.problem or "")
+    broker.say(driver, wire.WatchStudy(study="s", now=True))
+    wire.frame(broker.last(driver, "StudyChanged"))
+
+
 class Counting(Policy):
     """Trial 0 first, in numbers of NumPy, and by a generator."""
 
