@@ -213,14 +213,18 @@ def test_who_ran_last_is_wanted_first_where_the_policy_does_not_say() -> None:
 
 
 def test_a_policy_is_not_asked_about_more_trials_than_it_can_bear() -> None:
-    """Beyond a bound those that have not run for longest are wanted last, unasked."""
+    """Beyond a bound those that have not run for longest are wanted last, unasked.
+
+    It is shown none but the host's devices: one that looked up another by its id ended its study.
+    """
     asked = []
 
     def decide(snapshot: Snapshot) -> Decision:
         asked.append(sorted(trial.number for trial in snapshot.trials if trial.state == "parked"))
         assert snapshot.memory == {"kept": 1}
         assert snapshot.unstarted == Unstarted(count=0, fixed=True)
-        (device,) = snapshot.devices
+        assert [each.id for each in snapshot.devices] == ["GPU-0", "GPU-1"]
+        (device,) = (each for each in snapshot.devices if each.free)
         return Decision(assignments=(Assignment(trial=asked[-1][0], devices=(device.id,)),))
 
     trials = [parked(n, since=float(n)) for n in range(MOST_ASKED + 2)]

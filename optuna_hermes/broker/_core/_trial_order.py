@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from optuna_hermes.model import Decision, Device, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import Decision, Snapshot, TrialView, Unstarted
 
 MOST_ASKED = 16
 """Most trials that a policy is asked about: those that trained last."""
@@ -18,8 +18,11 @@ def wanted_first(
 
     It is asked about one device and them, again and again without those it has chosen. What it
     leaves open goes by when they ran: the latest is wanted first. Its memory is not touched.
-    Every other trial is shown to it as running.
+    Every other trial is shown to it as running, and every other device as it is.
     """
+    # None but the host's own: a policy may look up what it knows of each.
+    first, *rest = snapshot.devices
+    devices = (replace(first, free=True, healthy=True, powered=True), *rest)
     trials = [_waiting(trial, snapshot.now) for trial in snapshot.trials if trial.number in numbers]
     recent = sorted(
         trials, key=lambda trial: (trial.waiting_since or 0.0, trial.number), reverse=True
@@ -32,7 +35,7 @@ def wanted_first(
         decision = decide(
             replace(
                 snapshot,
-                devices=(Device(id="any", free=True),),
+                devices=devices,
                 trials=(*others, *asked.values()),
                 unstarted=Unstarted(count=0, fixed=snapshot.unstarted.fixed),
             )
