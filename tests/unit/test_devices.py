@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pynvml
 import pytest
 
@@ -16,6 +18,7 @@ from optuna_hermes.broker._devices._source import (
 from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
+from support.broker import FakeBroker
 from support.devices import FakeDevices
 
 
@@ -120,6 +123,26 @@ def test_a_process_sees_listed_devices_by_their_own_variable() -> None:
     """The variable is that of the list; CUDA's is left as it is, which ROCm reads too."""
     shown = [("HIP_VISIBLE_DEVICES", "1"), ("HIP_VISIBLE_DEVICES", "0")]
     assert environment(shown) == {"HIP_VISIBLE_DEVICES": "1,0"}
+
+
+@pytest.mark.parametrize(
+    ("leased", "expected"),
+    [
+        ("cpu:0", {"ZE_AFFINITY_MASK": "-1", "CUDA_VISIBLE_DEVICES": ""}),
+        ("GPU-a", {"ZE_AFFINITY_MASK": "-1", "CUDA_VISIBLE_DEVICES": "GPU-a"}),
+        ("xpu-0", {"ZE_AFFINITY_MASK": "0", "CUDA_VISIBLE_DEVICES": "-1"}),
+    ],
+)
+def test_a_process_sees_no_device_of_another_kind(leased: str, expected: dict[str, str]) -> None:
+    """A trial in a CPU slot saw all devices of a list, and trained on one that another one had."""
+    slots = (
+        Device(id="cpu:0"),
+        Device(id="GPU-a", kind="gpu", shown_by=("CUDA_VISIBLE_DEVICES", "GPU-a")),
+        Device(id="xpu-0", kind="gpu", shown_by=("ZE_AFFINITY_MASK", "0")),
+    )
+    broker = FakeBroker(devices=[replace(each, free=each.id == leased) for each in slots])
+    broker.driver()
+    assert environment(broker.last(broker.worker(), "Grant").shown) == expected
 
 
 @pytest.mark.usefixtures("no_nvml")

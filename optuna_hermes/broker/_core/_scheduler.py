@@ -422,7 +422,7 @@ class Scheduler:
         grant = Grant(
             epoch=lease.epoch,
             devices=lease.devices,
-            shown=tuple(slot.device.shown_by for slot in slots if slot.device.shown_by),
+            shown=self._shown(slots),
             alone=alone,
             number=lease.number,
             trial_id=trial.trial_id if trial else None,
@@ -433,6 +433,12 @@ class Scheduler:
             batch_size=reservation.batch_size,
         )
         turn.send(connection, grant)
+
+    def _shown(self, slots: Sequence[Slot]) -> tuple[tuple[str, str], ...]:
+        own = [slot.device.shown_by for slot in slots if slot.device.shown_by]
+        every = {s.device.shown_by[0] for s in self._state.slots.values() if s.device.shown_by}
+        hidden = sorted(every - {variable for variable, _ in own})
+        return (*own, *((variable, "") for variable in hidden))
 
     def _lease(
         self,

@@ -55,13 +55,16 @@ def is_gpu(device_id: str) -> bool:
 
 
 def environment(shown: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Environment variables that show a process these devices (``shown_by``) and no others."""
+    """Environment variables that show a process the devices of ``Grant.shown`` and no others."""
     # They work only if they are set before the process initialises its accelerator.
     names: dict[str, list[str]] = {}
     for variable, name in shown:
         names.setdefault(variable, []).append(name)
-    # An empty value shows no GPU to CUDA, where there are CPU slots only.
-    return {each: ",".join(its) for each, its in names.items()} or {VISIBLE_VARIABLE: ""}
+    # With an empty value ROCm and Level Zero show all, and with what names no device none.
+    found = {each: ",".join(its) or "-1" for each, its in names.items()}
+    if not any(map(any, names.values())):  # a CPU slot
+        found[VISIBLE_VARIABLE] = ""
+    return found
 
 
 def hidden(device_ids: Iterable[str]) -> bool:

@@ -41,8 +41,9 @@ class Grant(Message, frozen=True, kw_only=True):
     ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
     this broker holds memory of the devices. ``lost`` are names under which a process that has died
     may have created the trial. ``listed_number`` is the waiting trial that shall be taken, None
-    for the first one. ``shown`` are the environment variables that show the devices, each with the
-    name of one of them. ``batch_size`` is what its batches shall have from now on, None as before.
+    for the first one. ``shown`` are the environment variables that show devices of this broker,
+    each with the name of one of the lease's, or an empty one where it has none. ``batch_size`` is
+    what its batches shall have from now on, None as before.
     """
 
     epoch: int
