@@ -87,7 +87,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
         path = Path(self.baseFilename)
         if self.stream is not None and not path.exists() and path.parent.is_dir():
             self.stream.close()
-            self.stream = None  # type: ignore[assignment]
+            self.stream = None
         super().emit(record)
 
     def _open(self) -> TextIOWrapper:
