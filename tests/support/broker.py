@@ -18,6 +18,7 @@ from optuna_hermes.broker._core._events import (
     Effect,
     Event,
     Kill,
+    Observed,
     ProcessExpected,
     Received,
     Send,
@@ -133,6 +134,21 @@ class FakeBroker:
             self.now = max(self.now, due)
             self.apply(Tick())
         self.now = end
+
+    def advance_with_driver(self, seconds: float, answer_seconds: float) -> None:
+        """Advance the clock as with GPUs: they are read every 2 s, and before each tick."""
+        end = self.now + seconds
+        while self.now < end:
+            due, polled = self.handler.next_wakeup(self.now), self.now + 2.0
+            ticks = due is not None and due <= polled
+            self.now = max(self.now, due if due is not None and ticks else polled) + answer_seconds
+            devices = tuple(slot.device for slot in self.handler.state.slots.values())
+            self.apply(DevicesPolled(devices=devices))
+            if ticks:
+                self.apply(Tick())
+            silent = self.handler.silent(self.now)
+            if silent:
+                self.apply(Observed(activities=dict.fromkeys(silent, "idle")))
 
     def poll(self, device: str, **fields: Any) -> list[Command]:
         """Poll a device with changed fields."""

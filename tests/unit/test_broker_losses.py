@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import Activity, Observed
+from optuna_hermes.broker._core._events import Activity, Observed, Tick
 from optuna_hermes.broker._core._failures import MOST_ALIKE
 from optuna_hermes.broker._core._live_trial import MOST_LOSSES
+from optuna_hermes.model import Device
 from support.broker import FakeBroker
 
 
@@ -273,6 +274,35 @@ def test_who_was_stopped_and_goes_on_has_all_its_time_again(stopped: float, othe
     for _ in range(30):
         broker.advance(1.0)
         broker.apply(Observed(activities={worker: "idle"}))
+    assert broker.killed() == [worker]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_driver_that_answers_late_hides_no_hang(others: bool) -> None:
+    """The broker is not stopped while it waits for a reading, which it does before each tick."""
+    broker = FakeBroker(devices=[Device(id="GPU-a", kind="gpu", free=True)])
+    broker.driver(policy="round-robin", unstarted=2 if others else 1)
+    worker = broker.worker()
+    begin(broker, worker, 0)
+    broker.worker()
+    broker.advance_with_driver(290.0, 1.01)
+    assert broker.killed() == []
+    broker.advance_with_driver(20.0, 1.01)
+    assert broker.killed() == [worker]
+
+
+def test_a_broker_that_is_stopped_again_and_again_sees_a_hang() -> None:
+    """The time of each stop is left out of the silence, which does not begin anew."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin")
+    worker, _ = broker.worker(), broker.worker()
+    begin(broker, worker, 0)
+    for _ in range(29):
+        broker.advance_with_driver(10.0, 0.0)
+        broker.now += 1000.0
+        broker.apply(Tick())
+    assert broker.killed() == []
+    broker.advance_with_driver(20.0, 0.0)
     assert broker.killed() == [worker]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def resume(
     )
 
 
-def holding(devices: int = 1, **driver: Any) -> tuple[FakeBroker, int, int]:
+def holding(devices: int | Sequence[Device] = 1, **driver: Any) -> tuple[FakeBroker, int, int]:
     """A broker whose first device is held by trial 0, its worker's pid, and the epoch."""
     broker = FakeBroker(devices=devices)
     broker.driver(policy="round-robin", **driver)
@@ -821,7 +822,15 @@ def test_time_alone_ends_the_wait() -> None:
     assert after.handler.next_wakeup(3.0) == RECOVERY_SECONDS
 
 
-def test_a_broker_that_was_stopped_begins_to_wait_anew() -> None:
+def test_a_driver_that_answers_late_does_not_prolong_the_wait() -> None:
+    """The devices are read before each tick, which then comes later than it was due."""
+    broker, _, _ = holding(devices=[Device(id="GPU-a", kind="gpu", free=True)])
+    after = broker.successor()
+    after.advance_with_driver(RECOVERY_SECONDS + 4.0, 1.01)
+    assert len(after.killed()) == 1
+
+
+def test_a_broker_that_was_stopped_waits_for_longer() -> None:
     """Whoever came back, or stopped, while it could hear nobody is not killed for it."""
     broker, pid, epoch = holding()
     after = broker.successor()

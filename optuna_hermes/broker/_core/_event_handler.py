@@ -43,7 +43,12 @@ from optuna_hermes.broker._core._status import broker_status
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._study_watches import tell, watch, watchers
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
+from optuna_hermes.broker._core._watchdog import (
+    GRACE_SECONDS,
+    Watchdog,
+    leave_out,
+    record_heartbeat,
+)
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Device
 
@@ -60,8 +65,11 @@ _OfTraining = wire.Beat | wire.Report | wire.FirstBatch | wire.Begin
 _CHANGES_NO_PLAN = (wire.Beat, wire.Report)
 """Messages after which nothing is due earlier, unless a report leads to a decision."""
 
-STALL_SECONDS = 1.0
-"""Delay of a wake-up from which on the broker was stopped, or starved."""
+STALL_SECONDS = 4.0
+"""Time without any event from which on the broker was stopped, or starved.
+
+Its devices are polled every 2 s, and their driver is waited for for another one.
+"""
 
 
 class EventHandler:
@@ -97,12 +105,13 @@ class EventHandler:
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
+        self._handled_at = 0.0
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Handle an event and return the commands, in order."""
         turn = Turn(state=self.state, now=now)
         # First: with GPUs, messages come before the tick that is due.
-        self._restart_timeouts(now)
+        self._leave_out_stall(now)
         # Most messages do not change the next wake-up: it is not searched again for each.
         self._wakeup_known = self._wakeup_known and (
             isinstance(event, events.Received) and isinstance(event.message, _CHANGES_NO_PLAN)
@@ -201,12 +210,14 @@ class EventHandler:
                 times.append(min(lease.deadline, self._scheduler.look_ahead_at(lease)))
         return min(filter(math.isfinite, times), default=None)
 
-    def _restart_timeouts(self, now: float) -> None:
-        """Begin silences anew after the broker was stopped: its clients were not silent."""
-        if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
-            self._watchdog.restart_timeouts(now)
+    def _leave_out_stall(self, now: float) -> None:
+        """Leave the time for which the broker was stopped out of all silences and waits."""
+        since, self._handled_at = self._handled_at, now
+        missed = self._wakeup is not None and now > self._wakeup
+        if missed and now - since > STALL_SECONDS:
+            leave_out(self.state, since, now)
             if self.state.recovering:
-                self._recovery.restart_timeouts(now)
+                self._recovery.wait_longer(now - since)
 
     def silent(self, now: float) -> dict[int, int]:
         """Processes of workers that are silent, by their connections."""

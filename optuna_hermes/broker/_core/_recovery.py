@@ -36,10 +36,10 @@ class Recovery:
         """Times at which a process has been recovering for long enough."""
         return (each.until for each in self._state.recovering.values() if not each.late)
 
-    def restart_timeouts(self, now: float) -> None:
-        """Begin the waiting times anew: the broker was stopped, and messages are unread."""
+    def wait_longer(self, seconds: float) -> None:
+        """Wait for so much longer: the broker was stopped, and messages are unread."""
         for each in self._state.recovering.values():
-            each.until = now + RECOVERY_SECONDS
+            each.until += seconds
 
     def end(self, turn: Turn) -> None:
         """Wait no longer for processes that had their time.

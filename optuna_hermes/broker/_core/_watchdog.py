@@ -36,6 +36,22 @@ def record_heartbeat(lease: Lease, trial: LiveTrial | None, now: float) -> None:
     lease.last_progress = now
 
 
+def leave_out(state: BrokerState, since: float, now: float) -> None:
+    """Leave the time since then out of the silences of workers: nobody could hear them."""
+
+    def later(at: float) -> float:
+        return min(now, at + now - since)
+
+    for lease in state.leases():
+        lease.last_progress = later(lease.last_progress)
+    for trial in state.trials():
+        trial.requested_at = later(trial.requested_at)
+    for client in state.clients.values():
+        client.silent_from, client.worked_at = later(client.silent_from), later(client.worked_at)
+        if client.stopped_since is not None:
+            client.stopped_since = later(client.stopped_since)
+
+
 class Watchdog:
     """Watches silent workers.
 
@@ -84,16 +100,6 @@ class Watchdog:
         for connection, client in self._without_lease().items():
             since = self._idle_from(connection, client.silent_from)
             yield since + self._hang_seconds(client.study)
-
-    def restart_timeouts(self, now: float) -> None:
-        """Begin silences anew: the broker was stopped, and has messages to read."""
-        for lease in self._state.leases():
-            lease.last_progress = now
-        for trial in self._asked():
-            trial.requested_at = now
-        for client in self._state.clients.values():
-            client.idle_since = client.stopped_since = None
-            client.silent_from = now
 
     def end(self, turn: Turn) -> None:
         """Kill workers that hang; each kill opens another period.
