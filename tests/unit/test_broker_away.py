@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import (
     EndLease,
@@ -33,6 +35,13 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
     broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return worker, epoch
+
+
+def be_idle(broker: FakeBroker, worker: int, seconds: float) -> None:
+    """A worker says nothing, and is seen to do nothing."""
+    for _ in range(round(seconds)):
+        broker.advance(1.0)
+        broker.apply(Observed(activities={worker: "idle"}))
 
 
 def asked_first(broker: FakeBroker) -> list[str | None]:
@@ -176,23 +185,34 @@ def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
 
 
 def test_a_trial_that_waits_for_the_database_does_not_hang() -> None:
-    """It may tell Optuna of its end; once the database is back it has all its time again."""
+    """It may tell Optuna of its end: how long the database is away does not count as silence."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, hang_seconds=60.0)
     worker, _ = training(broker)
-
-    def be_idle(seconds: float) -> None:
-        for _ in range(round(seconds)):
-            broker.advance(1.0)
-            broker.apply(Observed(activities={worker: "idle"}))
-
-    be_idle(30.0)
+    be_idle(broker, worker, 30.0)
     broker.apply(away())
-    be_idle(120.0)
+    be_idle(broker, worker, 120.0)
     broker.apply(BACK)
-    be_idle(55.0)
+    be_idle(broker, worker, 25.0)
     assert broker.killed() == []
-    be_idle(10.0)
+    be_idle(broker, worker, 10.0)
+    assert broker.killed() == [worker]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_database_that_is_slow_now_and_then_hides_no_hang(others: bool) -> None:
+    """Silences do not begin anew with each write that takes over a second."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2 if others else 1, hang_seconds=60.0)
+    worker, _ = training(broker)
+    broker.worker()
+    for _ in range(5):
+        be_idle(broker, worker, 11.0)
+        broker.apply(away())
+        be_idle(broker, worker, 2.0)
+        broker.apply(BACK)
+    assert broker.killed() == []
+    be_idle(broker, worker, 8.0)
     assert broker.killed() == [worker]
 
 

@@ -272,21 +272,41 @@ def test_a_plain_trial_that_another_host_has_taken_over_is_left_to_it() -> None:
     assert hosts.a.killed() == []
 
 
-def test_a_database_that_was_away_makes_nobody_dead() -> None:
-    """Nobody could be heard of meanwhile: whoever comes back first does not judge by that."""
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_database_that_was_away_makes_nobody_dead(noticed: bool) -> None:
+    """Nobody could be heard of meanwhile: whoever comes back first does not judge by that.
+
+    A broker that has nothing to write, but its heartbeat, notices no outage.
+    """
     hosts = Hosts()
     training(hosts, limit=1)
     hosts.b.driver(policy="round-robin", limit=1)
     hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
-    hosts.b.apply(OutageBegan(studies=("s",), reason="gone"))
+    if noticed:
+        hosts.b.apply(OutageBegan(studies=("s",), reason="gone"))
     hosts.now += 10 * DEAD_SECONDS
     hosts.b.now = hosts.now
-    hosts.b.apply(OutageEnded(studies=("s",)))
+    if noticed:
+        hosts.b.apply(OutageEnded(studies=("s",)))
     hosts.b.refresh()
     assert hosts.owners() == ["a"]
     hosts.advance(2 * DEAD_SECONDS)
     assert hosts.owners() == ["a"]
+
+
+def test_a_host_dies_though_the_database_is_slow_now_and_then() -> None:
+    """Its trial goes on elsewhere: a write of a second says nothing of who lives."""
+    hosts = Hosts()
+    training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
+    worker = hosts.b.worker()
+    hosts.dead.add("a")
+    for _ in range(8):
+        hosts.advance(2 * REFRESH_SECONDS)
+        hosts.b.apply(OutageBegan(studies=("s",), reason="slow"))
+        hosts.b.apply(OutageEnded(studies=("s",)))
+    assert hosts.b.last(worker, "Grant").number == 0
 
 
 def test_a_database_whose_clock_is_set_makes_nobody_dead() -> None:

@@ -8,6 +8,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import OutageBegan, OutageEnded
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
+from optuna_hermes.broker._core._watchdog import leave_out
 from optuna_hermes.model import OUTAGE_SECONDS
 
 
@@ -16,7 +17,6 @@ def begin(turn: Turn, event: OutageBegan) -> None:
     for study in _known(turn, event.studies):
         if study.outage_since is None:
             study.outage_since, study.outage_reason = turn.now, event.reason
-        study.watched_since = None
         turn.state.cancel_reservations(study)
     for lease in turn.state.leases():
         if lease.study in event.studies and lease.epoch in event.uncommitted:
@@ -32,20 +32,17 @@ def begin(turn: Turn, event: OutageBegan) -> None:
 
 
 def end(turn: Turn, event: OutageEnded) -> None:
-    """End an outage: uncommitted leases begin now, and so do the silences of workers."""
+    """End an outage: uncommitted leases begin now, and no worker was silent meanwhile."""
     for study in _known(turn, event.studies):
+        if study.outage_since is not None:
+            leave_out(turn.state, study.outage_since, turn.now, study.spec.key)
         study.outage_since = None
-        for connection in study.workers:  # it may have waited to create a trial
-            turn.state.clients[connection].silent_from = turn.now
     for lease in turn.state.leases():
-        if lease.study not in event.studies:
-            continue
-        lease.last_progress = turn.now
-        if lease.uncommitted:
+        if lease.study in event.studies and lease.uncommitted:
             lease.uncommitted = False
             # The trial learns of its lease only now: its slice is as long as it was to be.
             lease.deadline += turn.now - lease.slice_started
-            lease.started = lease.slice_started = turn.now
+            lease.started = lease.slice_started = lease.last_progress = turn.now
 
 
 def wakeups(state: BrokerState) -> Iterator[float]:

@@ -35,6 +35,9 @@ _COMING_SECONDS = 3 * REFRESH_SECONDS
 _FRESH_SECONDS = 4 * REFRESH_SECONDS
 """Time for which the presence of a broker counts."""
 
+_GAP_SECONDS = DEAD_SECONDS / 3
+"""Time without a look at the others after which they may look silent: they could not write."""
+
 
 class Sharing:
     """Keeps shared studies in step with other hosts."""
@@ -138,8 +141,8 @@ class Sharing:
     ) -> set[str]:
         """Brokers of other hosts that live.
 
-        After an outage, or when the database's clock was set, all of them look silent: no sign of
-        death until the database has been there since for as long as a dead broker is silent.
+        After a long outage, or when the database's clock was set, all of them look silent: no sign
+        of death until the database has been there since for as long as a dead broker is silent.
         """
         last, study.heartbeats = study.heartbeats, {}
         for host in others:
@@ -147,8 +150,9 @@ class Sharing:
         # Then the last one, or a later one, seems to be earlier by more than reads can be late.
         least = {each: at - 2 * REFRESH_SECONDS for each, at in last.items()}
         was_set = any(at < least.get(each, at) for each, at in study.heartbeats.items())
-        if study.watched_since is None or was_set:
+        if turn.now - study.refreshed_at > _GAP_SECONDS or was_set:
             study.watched_since = turn.now
+        study.refreshed_at = turn.now
         sure = turn.now - study.watched_since >= DEAD_SECONDS
         dead = {host.instance for host in others if sure and host.age_seconds >= DEAD_SECONDS}
         for each in sorted(dead):

@@ -61,7 +61,8 @@ class Study:
         limit: how many trials there shall be, over all hosts; None for no bound.
         foreign: trials that count for that but have not reached its ledger, and perhaps never will.
         opening_elsewhere: leases of other hosts from which further trials will come.
-        watched_since: since when the ledger has shown without an outage who lives, else None.
+        refreshed_at: when the ledger has shown last what other hosts have done.
+        watched_since: since when it has done so again and again.
         heartbeats: the last ones of other hosts, by this broker's clock.
         idle_elsewhere: devices of other hosts that have nothing to train of it.
         ends_at: when its driver has all trials suspended, None for no such time.
@@ -125,7 +126,8 @@ class Study:
     limit: int | None = None
     foreign: set[int] = field(default_factory=set)
     opening_elsewhere: int = 0
-    watched_since: float | None = None
+    refreshed_at: float = -math.inf
+    watched_since: float = 0.0
     heartbeats: dict[str, float] = field(default_factory=dict)
     idle_elsewhere: int = 0
     powered_down: frozenset[str] = frozenset()

@@ -36,20 +36,27 @@ def record_heartbeat(lease: Lease, trial: LiveTrial | None, now: float) -> None:
     lease.last_progress = now
 
 
-def leave_out(state: BrokerState, since: float, now: float) -> None:
-    """Leave the time since then out of the silences of workers: nobody could hear them."""
+def leave_out(state: BrokerState, since: float, now: float, study: str | None = None) -> None:
+    """Leave the time since then out of the silences of workers, of all studies or of one.
+
+    The broker was stopped, or the study's database away, for which its workers may have waited.
+    """
 
     def later(at: float) -> float:
         return min(now, at + now - since)
 
     for lease in state.leases():
-        lease.last_progress = later(lease.last_progress)
+        if study in (None, lease.study):
+            lease.last_progress = later(lease.last_progress)
     for trial in state.trials():
-        trial.requested_at = later(trial.requested_at)
+        if study in (None, trial.study):
+            trial.requested_at = later(trial.requested_at)
     for client in state.clients.values():
-        client.silent_from, client.worked_at = later(client.silent_from), later(client.worked_at)
-        if client.stopped_since is not None:
-            client.stopped_since = later(client.stopped_since)
+        if study in (None, client.study):
+            client.silent_from = later(client.silent_from)
+            client.worked_at = later(client.worked_at)
+            if client.stopped_since is not None:
+                client.stopped_since = later(client.stopped_since)
 
 
 class Watchdog:
