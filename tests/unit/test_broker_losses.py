@@ -228,6 +228,23 @@ def test_who_works_is_not_waited_for_without_end_after_a_unit() -> None:
     assert len(silent(3_100.0, "works", unit=True).killed()) == 1
 
 
+def test_a_unit_that_only_its_end_tells_of_is_no_hang() -> None:
+    """As under ``should_prune()`` alone: its next unit may last as long, though others wait."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    worker, _ = broker.worker(), broker.worker()
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
+    for unit in (1, 2):
+        for _ in range(720):
+            broker.advance(10.0)
+            broker.apply(Observed(activities={worker: "works"}))
+        assert broker.killed() == []
+        if unit == 1:
+            broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=False, late=True))
+        report(broker, worker, epoch, unit)
+
+
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("others", [True, False])
 def test_who_does_nothing_hangs(unit: bool, others: bool) -> None:

@@ -341,7 +341,8 @@ class EventHandler:
         if lease is None or lease.connection != connection:
             return  # a lease that is over: the message is late
         trial = self.state.trial_of(lease)
-        record_heartbeat(lease, trial, turn.now)
+        late = isinstance(message, wire.FirstBatch) and message.late
+        record_heartbeat(lease, trial, turn.now, trained=late)
         if isinstance(message, wire.Begin):
             progress.begin(turn, lease, message)
         elif trial is None:

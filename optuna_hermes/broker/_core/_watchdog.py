@@ -27,11 +27,16 @@ LOOK_SECONDS = 5.0
 """Silence after which a worker is observed."""
 
 
-def record_heartbeat(lease: Lease, trial: LiveTrial | None, now: float) -> None:
-    """Note a sign of life: the silence before it is normal, if the trial was training."""
+def record_heartbeat(
+    lease: Lease, trial: LiveTrial | None, now: float, *, trained: bool = False
+) -> None:
+    """Note a sign of life: the silence before it is normal, if the trial was training.
+
+    It had ``trained`` if it says only now that it trains, with its first unit.
+    """
     silence = now - lease.last_progress
     # Beats come once a second at most: less says nothing of the rhythm.
-    if trial is not None and lease.training and silence >= 1.0:
+    if trial is not None and (lease.training or trained) and silence >= 1.0:
         trial.silence = max(trial.silence or 0.0, silence)
     lease.last_progress = now
 
