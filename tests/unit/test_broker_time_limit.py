@@ -52,6 +52,20 @@ def test_a_unit_that_cannot_end_and_would_be_lost_is_not_begun() -> None:
     assert grants(broker, worker) == 1
 
 
+def test_what_was_lost_with_a_process_is_no_part_of_a_unit() -> None:
+    """A trial that begins anew still has the time for its second unit."""
+    broker, worker, epoch = limited(can_store=False)
+    train(broker, worker, epoch, 1)
+    broker.hang_up(worker)
+    worker = broker.worker()
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=False))
+    train(broker, worker, epoch, 1)  # 40 s are left
+    assert broker.last(worker, "Yield") is None
+    assert broker.handler.state.studies["s"].mean_unit_seconds == UNIT
+
+
 def test_a_unit_that_is_kept_between_its_ends_is_begun() -> None:
     """A trial that can be suspended at any clean point trains until the end of the time."""
     broker, worker, epoch = limited(can_store=True)

@@ -125,12 +125,13 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
         return
     seconds = trial.device_seconds + held
     trial.units += 1
+    trial.curve = trial.curve.with_report(message.unit, message.step, message.value, seconds)
     # A further unit: earlier losses of processes did not keep the trial from going on.
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
-    trial.curve = trial.curve.with_report(message.unit, message.step, message.value, seconds)
-    unit_seconds = trial.curve.last_unit_seconds
-    study.mean_unit_seconds = moving_average(study.mean_unit_seconds, unit_seconds)
+        # That of a repeated one would count all that was lost.
+        unit_seconds = trial.curve.last_unit_seconds
+        study.mean_unit_seconds = moving_average(study.mean_unit_seconds, unit_seconds)
     turn.add(
         ReportRecord(
             study=trial.study,
