@@ -341,6 +341,18 @@ def test_hosts_that_are_equally_fast_grant_in_turn() -> None:
     assert all(study.problem is None for study in hosts.b.handler.state.studies.values())
 
 
+def test_a_worker_whose_lease_is_void_is_dismissed_while_its_study_drains() -> None:
+    """Its driver would wait for it: the lease was made before Ctrl-C, and lost the race after."""
+    hosts = Hosts()
+    driver = hosts.b.driver(policy="round-robin", limit=2)
+    hosts.b.writes = False
+    worker = hosts.b.worker()
+    epoch = hosts.b.last(worker, "Grant").epoch
+    hosts.b.say(driver, wire.Drain(study="s"))
+    hosts.b.apply(ClaimConflict(study="s", epochs=(epoch,), last_epoch=epoch))
+    assert hosts.b.last(worker, "Dismiss") is not None
+
+
 def test_brokers_of_two_studies_of_a_file_grant_in_turn() -> None:
     """Epochs are a ledger's: a broker that knows nothing of the other one's takes the next."""
     ledger = MemoryLedger()

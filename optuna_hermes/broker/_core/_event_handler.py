@@ -148,6 +148,7 @@ class EventHandler:
             self._scheduler.schedule(turn)
         elif isinstance(event, events.ClaimConflict):
             self._sharing.claim_conflict(turn, event)
+            self._drain_again(turn)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.OutageBegan):
             outage.begin(turn, event)
