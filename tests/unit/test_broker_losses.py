@@ -112,6 +112,17 @@ def test_who_ends_with_the_driver_is_not_counted(driver_first: bool) -> None:
     assert trial.losses == 0
 
 
+def test_a_loss_that_a_new_unit_has_made_up_for_is_not_taken_back() -> None:
+    """Also if the driver ends right after it: there is none to take back."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(unstarted=1)
+    lose(broker, 1)
+    worker = broker.worker()
+    report(broker, worker, begin(broker, worker, 0), 1)
+    broker.hang_up(driver)
+    assert lost(broker) == []
+
+
 def test_a_device_that_fails_is_not_its_trials_fault() -> None:
     """The trial that was on it goes on elsewhere."""
     broker = FakeBroker(devices=1)

@@ -128,7 +128,7 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     trial.curve = trial.curve.with_report(message.unit, message.step, message.value, seconds)
     # A further unit: earlier losses of processes did not keep the trial from going on.
     if message.unit > trial.furthest:
-        trial.furthest, trial.losses = message.unit, 0
+        trial.furthest, trial.losses, trial.lost_at = message.unit, 0, None
         # That of a repeated one would count all that was lost.
         unit_seconds = trial.curve.last_unit_seconds
         study.mean_unit_seconds = moving_average(study.mean_unit_seconds, unit_seconds)
