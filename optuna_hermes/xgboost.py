@@ -80,6 +80,7 @@ class HermesCallback(RoundsCallback, TrainingCallback):
         """Remove the hooks from the booster."""
         watched.pop(model, None)
         untold.pop(model, None)
+        vars(model).pop("_evaluated", None)
         model.__class__ = xgboost.Booster
         self._rounds.end_training()
         self._rounds.leave()
@@ -92,34 +93,36 @@ class _Watched(xgboost.Booster):
     Asked by other callbacks meanwhile, it answers as it did after the round that is replayed.
     """
 
+    _evaluated = True
+
     def update(self, dtrain: Any, iteration: int, fobj: Any = None) -> None:
         rounds = watched.get(self)
         if rounds is None or rounds.recorded(iteration) is None:
             super().update(dtrain, iteration, fobj)
-            return
-        # Not earlier: other callbacks count a model's rounds before its training.
-        if iteration == 0 and rounds.model is not None:
-            _go_on(self, rounds.model)
-        untold[self] = rounds.recorded_from(iteration + 1)
+        else:
+            # Not earlier: other callbacks count a model's rounds before its training.
+            if iteration == 0 and rounds.model is not None:
+                _go_on(self, rounds.model)
+            untold[self] = rounds.recorded_from(iteration + 1)
+        self._evaluated = False
 
     def eval_set(self, evals: Any, iteration: int = 0, *args: Any, **kwargs: Any) -> str:
         rounds = watched.get(self)
-        recorded = None if rounds is None else rounds.recorded(iteration)
+        # The training itself calls it once after each round; others are other callbacks' calls.
+        if rounds is None or self._evaluated:
+            return str(xgboost.Booster.eval_set(self._as_told(), evals, iteration, *args, **kwargs))
+        self._evaluated = True
+        recorded = rounds.recorded(iteration)
         if recorded is not None:
             return str(recorded)
         said = str(super().eval_set(evals, iteration, *args, **kwargs))
-        if rounds is not None:
-            values = _values(said)
-            for name in values:
-                metric = _metric(name)
-                if metric in _HIGHER or metric in _LOWER:
-                    rounds.check_direction(name, metric in _HIGHER)
-            rounds.end_round(said, values)
+        values = _values(said)
+        for name in values:
+            metric = _metric(name)
+            if metric in _HIGHER or metric in _LOWER:
+                rounds.check_direction(name, metric in _HIGHER)
+        rounds.end_round(said, values)
         return said
-
-    def eval(self, data: Any, name: str = "eval", iteration: int = 0) -> str:
-        # Not by this class's ``eval_set``, which the training calls once at the end of each round.
-        return str(xgboost.Booster.eval_set(self._as_told(), [(data, name)], iteration))
 
     def num_boosted_rounds(self) -> int:
         return int(super().num_boosted_rounds()) - untold.get(self, 0)

@@ -270,6 +270,7 @@ class Asks(xgboost.callback.TrainingCallback):
             "copied": bytes(model.copy().save_raw("json")),
             "importance": model.get_score(importance_type="gain"),
             "evaluated": model.eval(held_out, "held-out", epoch),
+            "evaluated with others": model.eval_set([(held_out, "held"), (held_out, "out")], epoch),
         }
         self.said.append(said)
         return False
