@@ -92,9 +92,8 @@ class BoostingLoop(CooperativeLoop):
             )
 
     def recorded(self, number: int) -> Any:
-        """The recorded evaluation of a round to replay, None if the round is to be trained."""
-        last = self._trainings.last
-        return last.history[number] if number < last.replayed else None
+        """The recorded evaluation of a round of the last training; see ``Training.recorded``."""
+        return self._trainings.last.recorded(number)
 
     def recorded_from(self, number: int) -> int:
         """The number of rounds to replay from this one on."""
@@ -241,6 +240,10 @@ class Training:
     value: float | None = None
     replayed: int = 0
     save: Callable[[], bytes] | None = None
+
+    def recorded(self, number: int) -> Any:
+        """The recorded evaluation of a round to replay, None if the round is to be trained."""
+        return self.history[number] if number < self.replayed else None
 
     def dump(self) -> dict[str, Any]:
         """The training as a tree of plain values and arrays."""

@@ -19,12 +19,15 @@ with extra("lightgbm"):
     from lightgbm.basic import EvalResult, _InnerPredictor
     from lightgbm.callback import CallbackEnv
 
-    from optuna_hermes._boosting import RoundsCallback, untold, watched
+    from optuna_hermes._boosting import RoundsCallback, Training, untold, watched
 
 log = logging.getLogger(__name__)
 
 _RARELY = 1 << 20
 """A ``bagging_freq`` that is never reached: rows are only drawn when parameters change."""
+
+_IS_PREDICTED = "_Booster__is_predicted_cur_iter"
+"""For each of its data, True if the booster has its predictions: LightGBM's private name."""
 
 _INEXACT = {
     "boosting": ("gbdt", "changes earlier trees, or counts rounds from where it was begun"),
@@ -109,7 +112,7 @@ class HermesCallback(RoundsCallback):
         watched[model] = rounds
         model.__class__ = _Watched
         assert isinstance(model, _Watched)
-        model._seeds, model._given = _Seeds(params), env.params
+        model._seeds, model._given, model._training = _Seeds(params), env.params, self._training
         return model
 
 
@@ -146,20 +149,23 @@ class _Watched(lightgbm.Booster):
 
     _seeds: _Seeds
     _given: dict[str, Any]
+    _training: Training
+    _train_said: list[EvalResult]
     _before: _InnerPredictor | None = None
-    _number = -1
-    _evaluated = True
+    _number: int = -1
+    _trained: bool = True
+    _evaluated: bool = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled as LightGBM's own booster: whoever loads a model need not have this package.
         state = self.__getstate__()
-        for name in ("_seeds", "_given", "_before", "_number", "_evaluated", "_train_said"):
+        for name in _Watched.__annotations__:
             state.pop(name, None)
         return object.__new__, (lightgbm.Booster,), state
 
     def _begin_round(self, number: int) -> None:
-        self._number, self._evaluated = number, False
-        self._train_said: list[EvalResult] = []
+        self._number, self._trained = number, False
+        self._train_said = []
         self._seeds.begin_round(number)
         try:
             self.reset_parameter({})
@@ -191,7 +197,10 @@ class _Watched(lightgbm.Booster):
 
     def update(self, *args: Any, **kwargs: Any) -> bool:
         rounds = watched.get(self)
-        if rounds is None or self._told() is None:
+        if rounds is None or self._trained:  # of a booster that is kept after its training
+            return bool(super().update(*args, **kwargs))
+        self._trained, self._evaluated = True, False
+        if self._told() is None:
             return bool(super().update(*args, **kwargs))
         # Not earlier: other callbacks may ask the model before its first round.
         if self._number == 0 and rounds.model is not None:
@@ -205,32 +214,47 @@ class _Watched(lightgbm.Booster):
     def num_trees(self) -> int:
         return self.current_iteration() * self.num_model_per_iteration()
 
+    def eval(self, data: lightgbm.Dataset, name: str, feval: Any = None) -> list[EvalResult]:
+        return self._as_then(super().eval(data, name, feval))
+
     def eval_train(self, feval: Any = None) -> list[EvalResult]:
+        if self._evaluated:
+            return self._as_then(super().eval_train(feval))
         recorded = self._told()
-        if recorded is not None:
-            return _rows(recorded["train"])
-        self._train_said = super().eval_train(feval)
+        self._train_said = (
+            super().eval_train(feval) if recorded is None else _rows(recorded["train"])
+        )
         return self._train_said
 
     def eval_valid(self, feval: Any = None) -> list[EvalResult]:
+        rounds = watched.get(self)
+        # The training itself calls it once after each round; others are other callbacks' calls.
+        if rounds is None or self._evaluated:
+            return self._as_then(super().eval_valid(feval))
+        self._evaluated = True
         recorded = self._told()
         if recorded is not None:
-            self._evaluated = True
             return _rows(recorded["valid"])
         said = super().eval_valid(feval)
-        rounds = watched.get(self)
-        if rounds is not None and not self._evaluated:
-            self._evaluated = True
-            all_said = [*self._train_said, *said]
-            for row in all_said:
-                rounds.check_direction(f"{row[0]}-{row[1]}", bool(row[3]))
-            plain = {"train": _plain(self._train_said), "valid": _plain(said)}
-            rounds.end_round(plain, {f"{row[0]}-{row[1]}": float(row[2]) for row in all_said})
+        all_said = [*self._train_said, *said]
+        for row in all_said:
+            rounds.check_direction(f"{row[0]}-{row[1]}", bool(row[3]))
+        plain = {"train": _plain(self._train_said), "valid": _plain(said)}
+        rounds.end_round(plain, {f"{row[0]}-{row[1]}": float(row[2]) for row in all_said})
+        return said
+
+    def _as_then(self, said: list[EvalResult]) -> list[EvalResult]:
+        """What a callback asks for: recorded with its round, or as it was in the one replayed."""
+        history, number = self._training.history, self.current_iteration()
+        if untold.get(self, 0):  # evaluated with the trees of later rounds
+            then = {(row[0], row[1]): row for row in _rows(history[number - 1].get("asked", []))}
+            return [then.get((row[0], row[1]), row) for row in said]
+        if 0 < number == len(history):
+            history[number - 1].setdefault("asked", []).extend(_plain(said))
         return said
 
     def _told(self) -> Any:
-        rounds = watched.get(self)
-        return None if rounds is None else rounds.recorded(self._number)
+        return self._training.recorded(self._number)
 
 
 def _of_told(name: str) -> Any:
@@ -266,6 +290,8 @@ def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> _Inner
     # The handles change places, as ``lightgbm.train`` and other callbacks hold this very object.
     model._handle, fresh._handle = fresh._handle, model._handle
     model.train_set_version = fresh.train_set_version
+    # Else metrics of one's own are given predictions of before.
+    vars(model)[_IS_PREDICTED] = vars(fresh)[_IS_PREDICTED]
     return predictor
 
 

@@ -592,7 +592,7 @@ def test_folds_without_a_broker(case: str) -> None:
 
 
 def on_one_dataset(
-    session: FakeSession, *, n: int = 2, with_callback: int = 2, change: Any = None
+    session: FakeSession, *, n: int = 2, with_callback: int = 2, change: tuple[Any, ...] = ()
 ) -> list[Any]:
     """Trainings with other seeds on the same data; their predictions, and what they have said."""
     x, y, x_valid, y_valid = data("lightgbm-columns")
@@ -610,7 +610,7 @@ def on_one_dataset(
             train,
             8,
             valid_sets=[valid],
-            callbacks=[*([change] if change else []), lightgbm.record_evaluation(said), *callbacks],
+            callbacks=[*change, lightgbm.record_evaluation(said), *callbacks],
         )
         ends += [booster.predict(x_valid).tolist(), said]
     return ends
@@ -647,12 +647,81 @@ add_data.before_iteration = weigh.before_iteration = True  # type: ignore[attr-d
 @pytest.mark.parametrize("change", [weigh, add_data])
 def test_data_that_change_in_training(change: Any, tmp_path: Path) -> None:
     """Other callbacks may change a training's data after it came back, as if it had never left."""
-    wanted = on_one_dataset(FakeSession(), n=1, change=change)
+    wanted = on_one_dataset(FakeSession(), n=1, change=(change,))
     assert wanted != on_one_dataset(FakeSession(), n=1)
     session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
     with pytest.raises(Suspended):
-        on_one_dataset(session, n=1, change=change)
-    assert on_one_dataset(session.again(), n=1, change=change) == wanted
+        on_one_dataset(session, n=1, change=(change,))
+    assert on_one_dataset(session.again(), n=1, change=(change,)) == wanted
+
+
+class Evaluates:
+    """Has a model evaluated, with other data, too, before and after each round."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.before = lambda env: self(env)
+        self.before.before_iteration = True  # type: ignore[attr-defined]
+        self._data: Any = None
+
+    def __call__(self, env: Any) -> None:
+        model = env.model
+        if self._data is None:
+            x, y, _, _ = data("lightgbm-columns")
+            self._data = model.train_set.create_valid(x[:50], y[:50])
+        said = [
+            *model.eval(self._data, "held-out"),
+            *model.eval(self._data, "held-out", lambda by, data: ("sum", by.sum(), True)),
+            *model.eval_train(),
+            *model.eval_valid(),
+        ]
+        self.said.append([tuple(row) for row in said])
+
+
+def test_evaluations_that_callbacks_ask_lightgbm_for(tmp_path: Path) -> None:
+    """In a replayed round they are those of its trees, and none of them counts as a round."""
+    whole = Evaluates()
+    wanted = on_one_dataset(FakeSession(), n=1, change=(whole.before, whole))
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    for _ in range(2):
+        asks = Evaluates()
+        try:
+            assert on_one_dataset(session, n=1, change=(asks.before, asks)) == wanted
+        except Suspended:
+            session = session.again()
+    assert len(whole.said) == 16
+    assert asks.said == whole.said
+
+
+def test_boosters_that_are_kept_in_training(tmp_path: Path) -> None:
+    """After the last fold, those of earlier ones evaluate and train as they are."""
+
+    def kept(session: FakeSession) -> list[Any]:
+        x, y, x_valid, y_valid = data("lightgbm-plain")
+        hermes = LightGBMCallback(
+            optuna.create_study().ask(), "valid_0-binary_logloss", _session=session
+        )
+        boosters = []
+        for fold in range(2):
+            train = lightgbm.Dataset(x[fold::2], y[fold::2], free_raw_data=False)
+            booster = lightgbm.train(
+                {"objective": "binary", **LIGHTGBM},
+                train,
+                6 * (fold + 1),
+                valid_sets=[train.create_valid(x_valid[fold::2], y_valid[fold::2])],
+                callbacks=[hermes, Ticks(session, hermes)],
+                keep_training_booster=True,
+            )
+            boosters.append(booster)
+        ends = [booster.eval_valid() for booster in boosters]
+        for booster in boosters:
+            booster.update()
+        return [*ends, *([each.eval_valid(), each.num_trees()] for each in boosters)]
+
+    session = FakeSession({15: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        kept(session)
+    assert kept(session.again()) == kept(FakeSession())
 
 
 def test_pickled_boosters_are_those_of_lightgbm(tmp_path: Path) -> None:
