@@ -193,6 +193,8 @@ class HuggingFaceLoop(CooperativeLoop):
         evaluated, trained = self._monitor.startswith("eval_"), self._monitor in _TRAINED
         strategy = args.eval_strategy if evaluated else args.logging_strategy
         if not (evaluated or trained) or strategy == IntervalStrategy.NO:
+            if not now:  # logged within the first step
+                return None
             left, rest = divmod((end - now) * self._unit, now)
             return left if rest == 0 else None
         if strategy == IntervalStrategy.STEPS:

@@ -419,6 +419,23 @@ def test_the_last_report_has_none_left(
     assert session.units_left == list(range(reports))[::-1]
 
 
+class Contrasting(transformers.Trainer):
+    """Logs a value of its own with each loss, also before the first step has ended."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.log({"contrast": 1.0 / (1 + self.state.global_step)})
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def test_a_value_of_the_first_step(tmp_path: Path) -> None:
+    """How many units are left is not known before a step has ended."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    options = {"kind": Contrasting, "monitor": "contrast", "eval_strategy": "no"}
+    train(session, tmp_path / "out", **options)
+    assert [unit for unit, _, _ in session.reports] == [*range(1, EPOCHS * BATCHES + 1)]
+    assert session.units_left[0] is None
+
+
 def test_pruned(tmp_path: Path) -> None:
     """The study's pruner is asked after each unit."""
     trial = new_trial(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
