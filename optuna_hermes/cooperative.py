@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from optuna_hermes._extras import extra
+from optuna_hermes._extras import needed
 from optuna_hermes._optuna import (
     no_trial,
     on_report,
@@ -138,7 +138,8 @@ class CooperativeLoop:
         """Take the session, None without a broker, and find the checkpoint to resume from."""
         self._session = session
         if session is not None:
-            with extra("lightning"):
+            other = ", or `pip install safetensors`"
+            with needed("Every checkpoint needs safetensors", extra="lightning", other=other):
                 # Every checkpoint needs it: without it a trial would fail once it has trained.
                 importlib.import_module("safetensors")
             self._check_single(session)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._extras import extra
-from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, read
@@ -15,6 +14,7 @@ with extra("huggingface"):
     from transformers.trainer_utils import TrainOutput
 
     from optuna_hermes._huggingface import Fetch, HuggingFaceLoop, own_batches, position
+    from optuna_hermes.cooperative import session_of
 
 
 class HermesCallback(TrainerCallback):

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes._extras import extra
-from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend._values._objects import Objects
 
 with extra("sklearn"):
     import sklearn.base
 
+    from optuna_hermes.cooperative import session_of
     from optuna_hermes.pytorch import PyTorchLoop
+    from optuna_hermes.suspend._values._objects import Objects
 
 _GENERATORS = (np.random.RandomState, np.random.Generator)
 

@@ -201,9 +201,7 @@ def test_without_what_checkpoints_need_nothing_is_trained(
     """The missing package is named before the first step, not when the trial is suspended."""
     monkeypatch.setitem(sys.modules, "safetensors", None)
     trial = optuna.create_study().ask()
-    with pytest.raises(
-        ModuleNotFoundError, match=r"needs safetensors, .*optuna-hermes\[lightning\]"
-    ):
+    with pytest.raises(InvalidInputError, match=r"needs safetensors, .*pip install safe"):
         shown["Evolution"](
             trial, shown["Population"](16, 0.5), FakeSession(checkpoint_dir=tmp_path)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -14,6 +15,13 @@ import pytest
 HEAVY = {"torch", "lightning", "pytorch_lightning", "sqlalchemy", "typer", "rich", "sklearn"}
 ROUNDS = 7
 PROMISED_RATIO = 1.2
+WITHOUT_TORCH = """import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {'torch', 'lightning', 'pytorch_lightning'}:
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+sys.meta_path.insert(0, Absent())
+"""
 
 
 def _python(code: str) -> str:
@@ -41,12 +49,7 @@ def _import_seconds(name: str) -> float:
 def test_imports_without_torch_and_lightning() -> None:
     """The package imports, with every public name, where torch and Lightning are not installed."""
     _python(
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] in {'torch', 'lightning', 'pytorch_lightning'}:\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
+        f"{WITHOUT_TORCH}"
         "from optuna_hermes import *\n"
         "import optuna_hermes\n"
         "for name in optuna_hermes.__all__:\n"
@@ -64,6 +67,22 @@ def test_a_missing_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=rf"needs {package}, .*optuna-hermes\[{name}\]"):
         importlib.import_module(f"optuna_hermes.{name}")
+
+
+@pytest.mark.parametrize("name", ["huggingface", "lightgbm", "sklearn", "xgboost"])
+def test_a_missing_torch_is_named(name: str) -> None:
+    """It is part of the same extra, of which someone may have one package only."""
+    if importlib.util.find_spec({"huggingface": "transformers"}.get(name, name)) is None:
+        pytest.skip(f"{name} is not installed")
+    said = _python(
+        f"{WITHOUT_TORCH}"
+        "try:\n"
+        f"    import optuna_hermes.{name}\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    assert said.startswith(f"optuna_hermes.{name} needs torch, ")
+    assert f"optuna-hermes[{name}]" in said
 
 
 def test_import_loads_nothing_heavy() -> None:
