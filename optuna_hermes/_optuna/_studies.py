@@ -495,9 +495,9 @@ def is_locked(study: optuna.Study) -> bool:
 
 
 def sign(study_or_trial: Any) -> float:
-    """1.0 where lower is better, -1.0 where values are maximised."""
+    """1.0 where lower is better, as in no study; -1.0 where values are maximised."""
     study = getattr(study_or_trial, "study", study_or_trial)
-    directions = study.directions
+    directions = getattr(study, "directions", (StudyDirection.MINIMIZE,))
     return -1.0 if directions[0] == StudyDirection.MAXIMIZE else 1.0
 
 

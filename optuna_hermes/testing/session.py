@@ -91,6 +91,7 @@ class FakeSession:
             checkpoint_url=self.checkpoint_url,
             checkpoints=self.checkpoints,
             while_parked=self._while_parked,
+            devices=self.devices,
             batch_sizes=batch_sizes,
         )
 

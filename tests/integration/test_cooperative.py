@@ -68,6 +68,20 @@ def test_a_session_whose_batches_nobody_counts_is_named(shown: dict[str, Any]) -
     assert len(told) == 1
 
 
+def test_a_session_of_a_trial_of_no_study(shown: dict[str, Any], tmp_path: Path) -> None:
+    """It takes values as they are, and its next process has its devices."""
+    devices = ("cpu:0", "cpu:1")
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path, devices=devices)
+    for trial in (optuna.trial.FixedTrial({}), None):
+        loop = shown["Evolution"](trial, shown["Population"](16, 0.5), session)
+        try:
+            value = loop.run(Ticking(session), GENERATIONS)
+        except Suspended:
+            session = session.again()
+    assert session.reports[-1] == (GENERATIONS, GENERATIONS, value)
+    assert session.devices == devices
+
+
 def test_a_new_process_after_each_unit_changes_nothing(
     shown: dict[str, Any], tmp_path: Path
 ) -> None:
