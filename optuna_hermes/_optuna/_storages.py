@@ -122,7 +122,12 @@ def _opened(storage: str) -> Any:
     if os.path.isfile(storage):
         check_journal(storage)
         return JournalStorage(JournalFileBackend(os.path.abspath(storage)))
-    return optuna.storages.get_storage(storage)
+    try:
+        return optuna.storages.get_storage(storage)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        raise ValueError(str(error)) from error  # tables of another version of Optuna
 
 
 def check_journal(path: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -93,7 +92,7 @@ def _guarded(name: str, look: RunCheck) -> list[Check]:
         return list(look())
     except HermesError as error:
         return [Check(name=name, state="fail", found=str(error))]
-    except (OSError, sqlite3.Error) as error:
+    except Exception as error:
         hint = "The check itself did not work: see the message."
         return [Check(name=name, state="fail", found=repr(error), hint=hint)]
 

@@ -43,7 +43,7 @@ class Database:
         self._batch = _Batch()
         try:
             self._engine = connectable(parsed)
-        except (ImportError, ArgumentError, OSError) as error:
+        except (ImportError, ArgumentError, ValueError, OSError) as error:
             raise LedgerError(self._failed(error)) from error
         self._reading: _Begin = self._engine.begin
         self._writing: _Begin = for_writing(self._engine).begin

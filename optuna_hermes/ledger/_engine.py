@@ -157,6 +157,7 @@ def connectable(url: URL) -> Engine:
     Raises:
         ImportError: its driver is not installed.
         ArgumentError: SQLAlchemy knows no such driver.
+        ValueError: an option of the URL is no number, say.
         OSError: the folder cannot be made.
     """
     if url.get_backend_name() == "sqlite":

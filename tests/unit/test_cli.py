@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -253,6 +254,30 @@ def test_an_argument_that_python_cannot_decode_is_refused(verb: str, refuse: Any
     """As of a name in UTF-8 where the locale is another."""
     error = refuse(verb, "--storage", "sqlite:///s.db", "--study-name", "Gr\udcc3\udcb6")
     assert r"got 'Gr\udcc3\udcb6': set PYTHONUTF8=1" in error
+
+
+@pytest.mark.parametrize("words", [OPTIMIZE[:2], ("finish", "--all"), ("doctor",)])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("", "optuna storage upgrade"), ("?timeout=abc", "string to float: 'abc'")],
+)
+def test_a_database_that_optuna_does_not_open_is_one_line(
+    options: str,
+    said: str,
+    words: tuple[str, ...],
+    runs_with: Callable[..., list[Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its tables may be an older Optuna's, or an option of its URL of the wrong kind."""
+    runs_with()
+    optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    with contextlib.closing(sqlite3.connect("s.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
+    capsys.readouterr()
+    status = run([*words, "--storage", f"sqlite:///s.db{options}", "--study-name", "digits"])
+    out, err = capsys.readouterr()
+    assert status == (1 if words == ("doctor",) else 2)
+    assert said in " ".join((out or err).split())
 
 
 def test_a_storage_in_a_missing_folder(

@@ -17,6 +17,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.cli import run
+from optuna_hermes.cli._checks import _software
 from optuna_hermes.cli._checks._host import kind_of, limits, shared_memory, slurm, working_folder
 from optuna_hermes.ledger import (
     SCHEMA_VERSION,
@@ -83,6 +84,16 @@ def test_an_open_folder_fails_with_the_command_that_closes_it(
     finally:
         os.chmod(runtime_dir, 0o700)
     assert "chmod go-rwx" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_check_that_is_broken_hides_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has failed itself."""
+    monkeypatch.setattr(_software, "python", lambda: {}["missing"])
+    found = checks(capsys, status=1)
+    assert (found["Python"]["state"], found["Python"]["found"]) == ("fail", "KeyError('missing')")
+    assert len(found) > 5
 
 
 def test_a_storage_is_looked_at_and_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
