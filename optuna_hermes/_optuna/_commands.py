@@ -88,7 +88,7 @@ def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str |
         )
     # Optuna's `main` would print a page of help if it could not guess what a URL stands for.
     with storage_errors(url):
-        if os.path.isfile(url):
+        if os.path.isfile(url) or ("://" not in url and place[1] is None):
             check_journal(url)
         # The commands of a script may start at once on a new database. Optuna's own know no proxy.
         opened = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)

@@ -119,7 +119,7 @@ def _opened(storage: str) -> Any:
         return proxy
     if storage.startswith("redis"):
         return JournalStorage(JournalRedisBackend(storage))
-    if os.path.isfile(storage):
+    if "://" not in storage:
         check_journal(storage)
         return JournalStorage(JournalFileBackend(os.path.abspath(storage)))
     try:
@@ -131,7 +131,12 @@ def _opened(storage: str) -> Any:
 
 
 def check_journal(path: str) -> None:
-    """Raise a ``ValueError`` for a file that is no journal, which Optuna would write into."""
+    """Raise a ``ValueError`` for a file that is no journal, or is not there.
+
+    Optuna would write into the first, and take the path of the second for a URL.
+    """
+    if not os.path.isfile(path):
+        raise ValueError(f"no such file: make it, empty, for a journal, or give sqlite:///{path}")
     with open(path, "rb") as file:
         begin = file.read(_JOURNAL_BYTES)
     if begin.startswith(b"SQLite format 3\0"):

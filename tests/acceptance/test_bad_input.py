@@ -250,7 +250,7 @@ def test_a_file_that_is_no_journal_is_left_alone(
     [
         (("studies",), "neither --storage nor $OPTUNA_STORAGE names one"),
         (("studies", "--storage", ""), "neither --storage nor $OPTUNA_STORAGE names one"),
-        (("studies", "--storage", "foo"), "Storage foo cannot be reached: Failed to guess"),
+        (("studies", "--storage", "foo"), "Storage foo cannot be used: no such file"),
         (("create-study", "--study-name", "t", "--storage", "foo"), "Storage foo cannot be"),
     ],
 )

@@ -225,7 +225,13 @@ def test_light_verbs_import_nothing_heavy(
         ),
         (["gc", *OPTIMIZE[2:]], "No file 's.db': check the path in --storage sqlite:///s.db."),
         (["status", *OPTIMIZE[2:]], "No file 's.db': check the path in --storage sqlite:///s.db."),
-        (["gc", "--storage", "nonsense", "--study-name", "digits"], "nonsense cannot be"),
+        *(
+            (
+                [verb, "--storage", "s.log", "--study-name", "digits"],
+                "s.log cannot be used: no such file: make it, empty, for a journal, or give sqlite:///",
+            )
+            for verb in ("gc", "create-study")
+        ),
         *(
             ([*verb.split(), "--storage", url, "--study-name", "digits"], f"but {url} is in memory")
             for verb in ("status", "web", "hold 3", "plot --out p.png")
