@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import re
@@ -16,8 +18,11 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
-from optuna_hermes.errors import LedgerError, StaleEpochError
+from optuna_hermes import _optuna
+from optuna_hermes.errors import LedgerError, StaleEpochError, StorageError
 from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     LeaseRecord,
@@ -350,6 +355,21 @@ def test_a_study_that_was_moved_while_it_trained_is_named_as_such(tmp_path: Path
                 ledger.lock_study("s")
             before.unlock_study("s")
             ledger.lock_study("s")
+
+
+def test_a_disk_without_a_lock_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study in a file trains there without a lock; for one that is in none, it is said."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    StudyLocks(str(tmp_path / "study.db")).lock("s")
+    journal = JournalFileBackend(str(tmp_path / "study.log"))
+    study = optuna.create_study(storage=JournalStorage(journal))
+    with pytest.raises(StorageError, match="No locks available"):
+        _optuna.study_key(study)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
