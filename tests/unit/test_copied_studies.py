@@ -16,7 +16,7 @@ from optuna.storages import GrpcStorageProxy, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
-from optuna_hermes._optuna import _local_ledgers
+from optuna_hermes._optuna import _local_ledgers, _studies
 from optuna_hermes._optuna._local_ledgers import delete_with_files
 from optuna_hermes._optuna._studies import ledger_file
 from optuna_hermes._optuna_tables import read_facts
@@ -192,6 +192,30 @@ def test_a_copy_behind_another_proxy_has_a_key_of_its_own(
     assert _optuna.known_key(second) is None
     assert trained(second) != key
     assert trained(first) == key
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_proxy_that_is_gone_is_waited_for_once(
+    proxy: Callable[[str], int], storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at a study whose proxy has another address now would last as long."""
+    study = optuna.create_study(storage=GrpcStorageProxy(port=proxy(storage_url)))
+    key = _optuna.study_key(study)
+    mark = f"{_studies._PLACE_ATTRIBUTE}{key}:grpc://127.0.0.1:1"
+    study._storage.set_study_system_attr(study._study_id, mark, True)
+    waits: list[object] = []
+    wait = GrpcStorageProxy.wait_server_ready
+
+    def counted(storage: GrpcStorageProxy, timeout: float) -> None:
+        waits.append(timeout)
+        wait(storage, timeout)
+
+    monkeypatch.setattr(GrpcStorageProxy, "wait_server_ready", counted)
+    monkeypatch.setattr(_studies, "_EARLIER_PROXY_SECONDS", 0.1)
+    monkeypatch.setattr(_studies, "_gone", set())
+    assert _optuna.known_key(study) == key
+    assert trained(study) == key
+    assert waits == [0.1]
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
