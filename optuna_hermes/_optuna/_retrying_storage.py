@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.storages import GrpcStorageProxy
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes._optuna._retry import LONGEST_RETRY_SECONDS, outage_error, with_retry
-from optuna_hermes._optuna._storages import keep_whole
+from optuna_hermes._optuna._storages import keep_whole, line
+from optuna_hermes.ledger._transient import BEHIND_PROXY
 
 # Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
+
+_ASKED_ATTRIBUTE = "hermes:asked"
+_TRIES = 3
+"""Times that a database refuses a value, while it takes others, until the value is given up."""
 
 
 class RetryingStorage:
@@ -27,13 +33,19 @@ class RetryingStorage:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.reports = Reports(inner.set_trial_intermediate_value)
+        self.reports = Reports(self._find("set_trial_intermediate_value"))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
+        found = self._find(name)
         if name.startswith("get_"):
             self.reports.settle()  # whoever reads finds what it has reported
         return found if name in _ONCE or not callable(found) else partial(with_retry, found)
+
+    def _find(self, name: str) -> Any:
+        sets = name.startswith("set_") and name not in _ONCE
+        if sets and isinstance(self.inner, GrpcStorageProxy):
+            return partial(_set_behind_proxy, self.inner, name)
+        return getattr(self.inner, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled as the inner storage: a queue and its thread belong to one process.
@@ -46,6 +58,26 @@ class RetryingStorage:
         self.reports.put(trial_id, step, intermediate_value)
         if not self.reports.beside:
             self.reports.check()
+
+
+def _set_behind_proxy(storage: GrpcStorageProxy, name: str, owner_id: int, *args: Any) -> None:
+    """Call a setter of a study or a trial; what the database refuses is no outage.
+
+    The proxy says the same of both, so another value is set between two tries: in an outage that
+    fails, too.
+    """
+    ask = getattr(storage, f"set_{name.split('_')[1]}_system_attr")
+    refused = ""
+    for _ in range(_TRIES):
+        try:
+            getattr(storage, name)(owner_id, *args)
+            return
+        except Exception as error:
+            if BEHIND_PROXY not in str(error):
+                raise
+            refused = line(error)
+        ask(owner_id, _ASKED_ATTRIBUTE, True)
+    raise optuna.exceptions.StorageInternalError(refused)
 
 
 def _same(storage: Any) -> Any:

@@ -40,8 +40,8 @@ _OF_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
 # Errors of libraries that need not be installed, and gRPC's codes.
 _OF_REDIS = frozenset({"redis.ConnectionError", "redis.TimeoutError", "redis.ReadOnlyError"})
 _OF_GRPC = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-# Optuna's, of a proxy whose own database does not answer: the cause stays with the proxy.
-_BEHIND_PROXY = "An exception is raised during the commit."
+BEHIND_PROXY = "An exception is raised during the commit."
+"""Optuna's, of a proxy whose database does not answer, or refuses a value: it keeps the cause."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -79,7 +79,7 @@ def _is_of_storage(error: BaseException) -> bool:
     kinds = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in bases}
     if "grpc.RpcError" in kinds:
         code = getattr(error, "code", None)
-        return (callable(code) and code().name in _OF_GRPC) or _BEHIND_PROXY in str(error)
+        return (callable(code) and code().name in _OF_GRPC) or BEHIND_PROXY in str(error)
     return not _OF_REDIS.isdisjoint(kinds) and "redis.AuthenticationError" not in kinds
 
 

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy.exc
-from optuna.storages import JournalStorage
+from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
@@ -183,6 +184,42 @@ def test_a_proxy_is_waited_for(code: str, details: str, mended: bool) -> None:
     error = InactiveError(f"<_InactiveRpcError of RPC that terminated with:\n\t{details}")
     assert is_transient(error) is mended
     assert _storages.line(error) == details.rstrip(".") + "."
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_what_the_database_of_a_proxy_refuses_is_no_outage(
+    storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both the proxy says the same: without an answer values wait, what is refused is raised."""
+    pytest.importorskip("grpc")
+    from optuna.storages._grpc.server import make_server
+
+    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    behind = RDBStorage(storage_url, engine_kwargs={"connect_args": {"timeout": 0.01}})
+    server = make_server(behind, "localhost", 0)
+    proxy = GrpcStorageProxy(port=server.add_insecure_port("localhost:0"))
+    server.start()
+    study = optuna.create_study(storage=proxy)
+    file = sqlite3.connect(storage_url.removeprefix("sqlite:///"), isolation_level=None)
+    with closing(file), _optuna.retrying(study):
+        trial = study.ask()
+        file.execute("BEGIN IMMEDIATE")
+        trial.report(0.5, 1)
+        assert _optuna.is_late(study)
+        file.execute("ROLLBACK")
+        assert _optuna.flush_reports(study, DEADLINE)
+        monkeypatch.setattr(_reports, "LATE_SECONDS", DEADLINE)
+        for table in ("user_attributes", "intermediate_values"):
+            file.execute(
+                f"CREATE TRIGGER no_{table} BEFORE INSERT ON trial_{table} "
+                "BEGIN SELECT abs(-9223372036854775807 - 1); END"
+            )
+        with pytest.raises(optuna.exceptions.StorageInternalError, match="invalid data"):
+            trial.set_user_attr("text", "too long")
+        with pytest.raises(optuna.exceptions.StorageInternalError, match="invalid data"):
+            trial.report(0.25, 2)
+    assert study.trials[0].intermediate_values == {1: 0.5}
+    server.stop(0).wait()
 
 
 def test_no_line_of_a_journal_follows_one_that_is_cut_off(tmp_path: Path) -> None:
