@@ -15,6 +15,7 @@ from sqlalchemy import (
     URL,
     ColumnElement,
     Connection,
+    Dialect,
     Engine,
     String,
     bindparam,
@@ -164,29 +165,35 @@ def connectable(url: URL) -> Engine:
         return _sqlite_engine(url)
     # Each statement must see rows committed while it waited for a lock: InnoDB's default,
     # REPEATABLE READ, would show it the snapshot of its transaction's first read.
-    arguments: dict[str, int | None] = {**time_limits(url)}
-    if url.get_driver_name() == "psycopg":
-        arguments["prepare_threshold"] = None  # a pooler may give each transaction another server
+    # A pooler may give each transaction another server.
+    unprepared = {"prepare_threshold": None} if url.get_driver_name() == "psycopg" else {}
     engine = create_engine(
         url,
         hide_parameters=True,
         # The server ends idle connections, of which the pool learns by asking only.
         pool_pre_ping=True,
         isolation_level="READ COMMITTED",
-        connect_args=arguments,
+        connect_args=unprepared,
     )
+    limit_time(engine)
     if engine.dialect.name != "postgresql":
         event.listen(engine, "connect", partial(_end_silent_transactions, engine))
     return engine
 
 
-def time_limits(url: URL) -> dict[str, int]:
-    """Arguments of a driver that make it give up a vanished host; the URL's own options win.
+def limit_time(engine: Engine) -> None:
+    """Have an engine of a server give up a vanished host; options that its user has chosen stay.
 
-    Without them a connection to a host that was switched off hangs for a quarter of an hour.
+    Without limits a connection to a host that was switched off hangs for a quarter of an hour.
     """
+    if engine.dialect.name != "sqlite" and not event.contains(engine, "do_connect", _limit_time):
+        event.listen(engine, "do_connect", _limit_time)
+        engine.dispose()  # its connections until now have no limits
+
+
+def _limit_time(dialect: Dialect, _record: object, _arguments: object, named: Any) -> None:
     limits: dict[str, int] = {}
-    if url.get_driver_name() in _LIBPQ:
+    if dialect.driver in _LIBPQ:
         limits = {
             "connect_timeout": CONNECT_SECONDS,
             "keepalives": 1,
@@ -195,13 +202,13 @@ def time_limits(url: URL) -> dict[str, int]:
             "keepalives_count": 4,
             "tcp_user_timeout": 1000 * VANISHED_SECONDS,
         }
-    elif url.get_driver_name() in ("pymysql", "mysqldb", "mariadbconnector"):
+    elif dialect.driver in ("pymysql", "mysqldb", "mariadbconnector"):
         limits = {
             "connect_timeout": CONNECT_SECONDS,
             "read_timeout": ANSWER_SECONDS,
             "write_timeout": ANSWER_SECONDS,
         }
-    return {name: limit for name, limit in limits.items() if name not in url.query}
+    named.update({**limits, **named})
 
 
 def for_writing(engine: Engine) -> Engine:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
+import optuna
 import pytest
-from sqlalchemy import event, text
+from optuna.storages import RDBStorage
+from sqlalchemy import Engine, event, text
 
+from optuna_hermes import _optuna
+from optuna_hermes._optuna import _storages
 from optuna_hermes.errors import LedgerOutageError
 from optuna_hermes.ledger import EventRecord, _engine, open_ledger
 from optuna_hermes.ledger._engine import connectable, parse
@@ -32,10 +36,9 @@ class Enough(Exception):  # noqa: N818
     """Raised once the questions to a driver have been seen: nobody has to connect."""
 
 
-def asked_of_driver(url: str) -> dict[str, Any]:
-    """The arguments with which a driver is to connect."""
+def asked_of_driver(engine: Engine) -> dict[str, Any]:
+    """The arguments with which an engine's driver is to connect."""
     seen: dict[str, Any] = {}
-    engine = connectable(parse(url))
 
     def look(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> None:
         seen.update(named)
@@ -48,17 +51,36 @@ def asked_of_driver(url: str) -> dict[str, Any]:
     return seen
 
 
+def opened_by_ledger(url: str) -> Engine:
+    return connectable(parse(url))
+
+
+def opened_by_worker(url: str) -> Engine:
+    """The engine of Optuna's tables in a worker or a driver."""
+    study = optuna.create_study()
+    storage = RDBStorage("sqlite://")
+    study._storage = _storages._with_tables({**storage.__getstate__(), "url": url})
+    for _ in range(2):  # one study may be optimized twice
+        with _optuna.retrying(study):
+            pass
+    engine: Engine = _storages.backend_of(study).engine
+    return engine
+
+
+@pytest.mark.parametrize("opened", [opened_by_ledger, opened_by_worker])
 @pytest.mark.parametrize(
     ("driver", "module", "limits"),
     [("postgresql+psycopg", "psycopg", POSTGRES), ("mysql+pymysql", "pymysql", MYSQL)],
     ids=["PostgreSQL", "MySQL"],
 )
-def test_drivers_are_told_when_to_give_up(driver: str, module: str, limits: dict[str, int]) -> None:
+def test_drivers_are_told_when_to_give_up(
+    driver: str, module: str, limits: dict[str, int], opened: Callable[[str], Engine]
+) -> None:
     """Every connection has time limits; those of the URL count first, one by one."""
     pytest.importorskip(module, reason=f"needs {module}")
-    seen = asked_of_driver(f"{driver}://ann@host/study")
+    seen = asked_of_driver(opened(f"{driver}://ann@host/study"))
     assert {name: seen.get(name) for name in limits} == limits
-    own = asked_of_driver(f"{driver}://ann@host/study?connect_timeout=3")
+    own = asked_of_driver(opened(f"{driver}://ann@host/study?connect_timeout=3"))
     assert int(own["connect_timeout"]) == 3
     assert {name: own[name] for name in limits if name != "connect_timeout"} == {
         name: limit for name, limit in limits.items() if name != "connect_timeout"
@@ -68,7 +90,8 @@ def test_drivers_are_told_when_to_give_up(driver: str, module: str, limits: dict
 def test_no_statement_is_prepared() -> None:
     """A pooler may give the next transaction to a server that does not know the statement."""
     pytest.importorskip("psycopg", reason="needs psycopg")
-    assert asked_of_driver("postgresql+psycopg://ann@host/study")["prepare_threshold"] is None
+    engine = opened_by_ledger("postgresql+psycopg://ann@host/study")
+    assert asked_of_driver(engine)["prepare_threshold"] is None
 
 
 def test_a_statement_may_wait_for_every_lock() -> None:
