@@ -66,6 +66,9 @@ from optuna_hermes.model import Curve, Override
 
 _BY_HOST = "by_host"
 
+_MOST_NUMBERS = 900
+"""Most variables of a statement: an old SQLite takes 999."""
+
 
 class Ledger:
     """Durable store of a study's schedule, under the rules at the top of this file.
@@ -226,8 +229,10 @@ class Ledger:
     def lost_steps(self, study: str, numbers: Collection[int]) -> dict[int, set[int]]:
         """The steps of these trials that are in no curve of ``load_curves`` any more."""
         of = {"of_study": study, "of_numbers": list(numbers)}
+        query = sql.SOME_CURVES if len(numbers) <= _MOST_NUMBERS else sql.CURVES
         with self._database.reading() as connection:
-            return lost_steps_of(connection.execute(sql.SOME_CURVES, of))
+            found = lost_steps_of(connection.execute(query, of))
+        return {number: found[number] for number in found.keys() & set(numbers)}
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
         """All reports of a study after a position, each with its position.

@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +21,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy import event
 
 from optuna_hermes import _optuna
 from optuna_hermes.errors import LedgerError, StaleEpochError, StorageError
@@ -257,6 +259,30 @@ def test_a_file_that_was_made_anew_is_opened_again(ledger: Ledger, url: str, fil
     ledger.reopen()
     ledger.commit_lease(lease(1))
     assert len(query(file, "SELECT * FROM hermes_leases")) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python sets no limit of SQLite")
+def test_an_old_sqlite_takes_few_variables(url: str) -> None:
+    """More trials than that may be finished at once, each of which may have lost steps."""
+    with closing(open_ledger(url)) as ledger:
+        of: dict[str, Any] = {
+            "study": "s",
+            "number": 0,
+            "value": 0.5,
+            "device_seconds": 1.0,
+            "at": 1.0,
+        }
+        for unit, step in ((1, 10), (2, 20), (1, 15)):
+            ledger.add_report(ReportRecord(**of, unit=unit, step=step))
+        database: Any = ledger
+
+        def limit(connection: Any, _: object) -> None:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
+
+        event.listen(database._database._engine, "connect", limit)
+        database._database._engine.dispose()
+        assert ledger.lost_steps("s", range(1000)) == {0: {10, 20}}
+        assert ledger.lost_steps("s", range(1, 1001)) == {}
 
 
 def test_a_forked_process_is_told_to_open_its_own(
