@@ -188,7 +188,7 @@ def devices_text(given: object) -> str:
         InvalidInputError: they are no text, such as a Trainer's number of devices.
     """
     if given in (None, ""):
-        given = os.environ.get(DEVICES_VARIABLE, "auto")
+        given = os.environ.get(DEVICES_VARIABLE) or "auto"
     if not isinstance(given, str):
         raise InvalidInputError(
             'devices must be a text such as "auto", "cpu:2" or "GPU-uuid,GPU-uuid" but got '

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.sampler import devices_text
 from optuna_hermes.workers._settings import OptimizeSettings
 
 
@@ -33,6 +34,15 @@ def test_what_leaving_a_bound_out_means_is_said() -> None:
         OptimizeSettings(timeout=float("inf"))
     with pytest.raises(InvalidInputError, match=r"inf: leave it out for 1 s\.$"):
         OptimizeSettings(slice_seconds=float("inf"))
+
+
+@pytest.mark.parametrize("given", [None, ""])
+def test_an_empty_variable_names_no_devices(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does an empty argument; the command line takes the variable so, too."""
+    monkeypatch.setenv("OPTUNA_HERMES_DEVICES", "")
+    assert devices_text(given) == "auto"
+    monkeypatch.setenv("OPTUNA_HERMES_DEVICES", "cpu:3")
+    assert devices_text(given) == "cpu:3"
 
 
 @pytest.mark.parametrize("seed", [None, 0, 2**63 - 1, np.int64(3)])
