@@ -66,18 +66,19 @@ def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str,
     Returns:
         True if some of them are gone.
     """
-    # Its own folder would be that of the new logger's version, without the models.
-    folder, own = saved.get("dirpath"), callback.dirpath
+    folder = saved.get("dirpath")
     if not folder:
         return False
-    callback.dirpath = folder
+    if "://" in folder or os.path.isdir(folder):
+        # Its own folder would be that of the new logger's version, without the models.
+        callback.dirpath = folder
+    else:
+        saved["dirpath"] = callback.dirpath
     best, models = saved.get("best_model_path", ""), saved.get("best_k_models", {})
     gone = {path for path in (best, *models) if path and "://" not in path}
     gone = {path for path in gone if not os.path.exists(path)}
     if not gone:
         return False
-    if not os.path.isdir(folder):
-        callback.dirpath = saved["dirpath"] = own
     if trainer.is_global_zero:
         log.warning(
             "%d of the models in %s are gone, as the trial was on another host, its process was "

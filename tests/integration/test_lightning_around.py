@@ -676,6 +676,20 @@ def test_checkpoints_that_are_gone(
     trainer.test(trainer.lightning_module, DataLoader(Points(8), 4), ckpt_path="best")
 
 
+def test_a_folder_without_models_is_that_of_each_process(tmp_path: Path) -> None:
+    """A folder of another host or job is not made again for models that none was saved of yet."""
+
+    def options(folder: str) -> dict[str, Any]:
+        return {"callbacks": [ModelCheckpoint(tmp_path / folder)], "enable_checkpointing": True}
+
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(Suspended):
+        train(Trace(), session, **options("here"))
+    train(Trace(), session.again(), **options("there"))
+    assert not (tmp_path / "here").exists()
+    assert len(list((tmp_path / "there").glob("*.ckpt"))) == 1
+
+
 def test_learning_rates(tmp_path: Path) -> None:
     """LearningRateMonitor logs the same rows, and remembers all of them."""
 
