@@ -118,18 +118,19 @@ def rewind_loggers(trainer: Trainer, state: dict[str, Any]) -> None:
 
 def leave_open(trainer: Trainer) -> None:
     """Keep loggers from noting a failure, for a trial that goes on in another process."""
-    for logger in trainer.loggers:
-        # Those of files have no status: they only write what is left.
-        if not isinstance(logger, tuple(_KINDS.values())):
-            try:
-                _send(logger)
-            except Exception:
-                log.warning("%s could not send what it has.", type(logger).__name__, exc_info=True)
-            vars(logger)["finalize"] = lambda status: None
+    others = [each for each in trainer.loggers if not isinstance(each, tuple(_KINDS.values()))]
+    # Files first: others may still send when the next process begins, and cuts these.
+    for logger in (*(logger for _, logger, _ in _file_loggers(trainer)), *others):
+        try:
+            _send(logger)
+        except Exception:
+            log.warning("%s could not send what it has.", type(logger).__name__, exc_info=True)
+    for logger in others:  # those of files have no status
+        vars(logger)["finalize"] = lambda status: None
 
 
 def _send(logger: Any) -> None:
-    """Let a logger send what it has: what sends for it ends with this process."""
+    """Let a logger write or send what it has: what sends for it ends with this process."""
     logger.save()
     experiment = vars(logger).get("_experiment")
     for name in ("flush", "end", "finish"):  # of Comet, W&B and SwanLab

@@ -920,7 +920,8 @@ class Counts(Callback):
     """Logs past Lightning: what it logs itself it also saves at once."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        trainer.logger.log_metrics({"count": trainer.global_step})  # type: ignore[union-attr]
+        for logger in trainer.loggers:
+            logger.log_metrics({"count": trainer.global_step})
 
 
 def log_more(trainer: pl.Trainer) -> None:
@@ -1168,6 +1169,20 @@ def test_what_a_logger_sends_in_the_background_is_sent_before_its_process_ends(
     assert sent[:-1]
     assert set(sent[:-1]) == {name}
     assert sent[-1] == "success"
+
+
+def test_rows_are_written_before_others_send(tmp_path: Path) -> None:
+    """The next process may begin meanwhile: rows that come after it has cut the file stay in it."""
+    written: list[bytes] = []
+    other, logger = Silent(lambda status: None), CSVLogger(tmp_path, "study")
+    file = Path(logger.log_dir, "metrics.csv")
+    vars(other)["_experiment"] = SimpleNamespace(end=lambda: written.append(file.read_bytes()))
+    options = {"logger": [other, logger], "log_every_n_steps": 50}
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(Suspended):
+        train(Trace(), session, callbacks=[Counts()], **options)
+    assert written == [file.read_bytes()]
+    assert written[0].splitlines()[1:] == [b"1,0", b"2,1", b"3,2"]
 
 
 def test_logs_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
