@@ -71,8 +71,9 @@ def own_root(trainer: Trainer, folder: Path) -> None:
     with _profiler_follows(trainer):
         vars(trainer)["_default_root_dir"] = root
         for _, logger, logs in _file_loggers(trainer):
-            # Loggers that ``restore_loggers`` has pointed elsewhere stay there.
-            if logger.save_dir == working:
+            # Loggers that ``restore_loggers`` has pointed elsewhere stay there, as the script's do.
+            own = logger.name == "lightning_logs" and not isinstance(logger.version, str)
+            if own and logger.save_dir == working:
                 place = {"_root_dir": root, "_save_dir": root, "_version": None}
                 with _moved(logger, place):
                     logs.follow(logger)

@@ -1268,6 +1268,26 @@ def test_chosen_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "logs/lightning_logs/version_0/metrics.csv").exists()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "folder"),
+    [
+        ({"name": "mine", "version": "trial-3"}, "mine/trial-3"),
+        ({"name": "mine"}, "mine/version_0"),
+        ({"version": "trial-3"}, "lightning_logs/trial-3"),
+    ],
+)
+def test_logger_of_the_script_s_in_the_working_directory(
+    chosen: dict[str, str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays there, unlike Lightning's own: its name or version is for people to find it by."""
+    monkeypatch.chdir(tmp_path)
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(Suspended):
+        train(Trace(), session, logger=CSVLogger(tmp_path, **chosen))
+    train(Trace(), session.again(), logger=CSVLogger(tmp_path, **chosen))
+    assert list(tmp_path.rglob("metrics.csv")) == [tmp_path / folder / "metrics.csv"]
+
+
 # -- the end --------------------------------------------------------------------------------------
 
 
