@@ -185,9 +185,13 @@ def _named(name: str) -> type:
     return _Named(name, (), {})
 
 
-@functools.cache
 def _joined(cls: type, callbacks: tuple[type, ...]) -> type:
-    """Make a class of the same name that is also derived from these callback classes."""
+    """The class of the same name that is also derived from these callback classes."""
+    # Not from a cache, which would keep a class that the objective has made.
+    known: list[type] = cls.__subclasses__()
+    for each in known:
+        if "_made_as" in vars(each) and each.__bases__ == (cls, *callbacks):
+            return each
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_as": cls}
     return type(cls.__name__, (cls, *callbacks), names)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import hashlib
 import itertools
 import sys
+import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +174,23 @@ def test_a_copy_of_a_callback_trains_the_same_trial() -> None:
     trainer(copy.deepcopy(hermes), session).fit(Line(), data(), data())
     assert [unit for unit, *_ in session.reports] == [1, 2, 3]
     assert hermes.value == session.reports[-1][2]
+
+
+def test_a_callback_s_class_that_the_objective_makes_goes_with_its_trial() -> None:
+    """Objects of one class are of one class, but no cache keeps it."""
+
+    def made() -> weakref.ref[Any]:
+        class Own(HermesCallback):
+            pass
+
+        first, second = Own(ask(), "val_loss"), Own(ask(), "val_loss")
+        assert type(first) is type(second)
+        assert isinstance(first, Own)
+        return weakref.ref(Own)
+
+    kind = made()
+    gc.collect()
+    assert kind() is None
 
 
 def test_pruned() -> None:

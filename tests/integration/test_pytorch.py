@@ -468,6 +468,24 @@ def test_without_a_broker() -> None:
     assert run.value == 0.5
 
 
+def test_a_class_that_the_objective_makes_goes_with_its_trial() -> None:
+    """Many trials may train in one process, and its methods may close over a data set."""
+
+    def objective() -> weakref.ref[Any]:
+        data = torch.ones(1)
+
+        class Net(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) + data
+
+        tiny(None, net=Net(1, 1))
+        return weakref.ref(data)
+
+    data = objective()
+    gc.collect()
+    assert data() is None
+
+
 def test_fixed_trial() -> None:
     """An objective can be called with a ``FixedTrial``, to see what it does."""
     assert tiny(None, trial=FixedTrial({})).value == 8.0

@@ -11,8 +11,8 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_Found = TypeVar("_Found")
 _LEAVES = (
     *(type(None), bool, int, float, complex, str, bytes),
     *(type, types.FunctionType, types.ModuleType),
@@ -360,7 +361,21 @@ class Attributes:
         )
 
 
-@functools.cache
+def _cached_by_class(find: Callable[..., _Found]) -> Callable[..., _Found]:
+    """Cache what is found of a class, as long as there is that class: an objective may make it."""
+    found: WeakKeyDictionary[type, dict[Any, _Found]] = WeakKeyDictionary()
+
+    @functools.wraps(find)
+    def cached(kind: type, *args: Any) -> _Found:
+        of_kind = found.setdefault(kind, {})
+        if args not in of_kind:
+            of_kind[args] = find(kind, *args)
+        return of_kind[args]
+
+    return cached
+
+
+@_cached_by_class
 def is_of(kind: Any, packages: tuple[str, ...]) -> bool:
     """True for a class of these packages that has no user's class among its bases.
 
@@ -371,7 +386,7 @@ def is_of(kind: Any, packages: tuple[str, ...]) -> bool:
     return all(each.partition(".")[0] in sys.stdlib_module_names for each in others)
 
 
-@functools.cache
+@_cached_by_class
 def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     """Names of attributes that those classes set, of a class and its bases, which packages have.
 
@@ -382,7 +397,7 @@ def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     return frozenset[str]().union(*map(_set_by_own, kinds))
 
 
-@functools.cache
+@_cached_by_class
 def _set_by_own(kind: type) -> frozenset[str]:
     """Names of attributes that the methods of a class itself set; each has many subclasses."""
     methods = vars(kind).values()
