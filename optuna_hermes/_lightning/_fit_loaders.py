@@ -377,6 +377,9 @@ class FitLoaders:
                 place = id(loader), number
                 _, loader = self._copies.setdefault(place, (loader, copy.copy(loader)))
             loaders.append(loader)
+        # One that is made for each epoch goes with it, and its copies.
+        there = set(map(id, given))
+        self._copies = {place: each for place, each in self._copies.items() if place[0] in there}
         combined.flattened = loaders
         return loaders
 

@@ -46,7 +46,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import SimpleProfiler
-from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities import CombinedLoader, GradClipAlgorithmType
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -1410,25 +1410,39 @@ def test_random_workers_of_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_a_loader_with_a_state_that_is_made_for_each_epoch_goes_with_it(tmp_path: Path) -> None:
     """Its workers end with it, also where some of its batches are left."""
+    options = {"num_workers": 1, "multiprocessing_context": "fork"}
+    assert left_of(lambda: StatefulDataLoader(Points(16), 4, **options), tmp_path) == [1] * EPOCHS
+
+
+def test_a_loader_in_two_places_that_is_made_for_each_epoch_goes_with_it(tmp_path: Path) -> None:
+    """So does the copy that stands in the second place."""
+    assert left_of(lambda: DataLoader(Points(16), 4), tmp_path, places=2) == [1] * EPOCHS
+
+
+def left_of(make: Callable[[], Any], folder: Path, places: int = 1) -> list[int]:
+    """How many loaders are there in each epoch of a training that makes one for each."""
     made: list[weakref.ref[Any]] = []
     left: list[int] = []
 
     class Remaking(Net):
         def train_dataloader(self) -> Any:
-            each = StatefulDataLoader(Points(16), 4, num_workers=1, multiprocessing_context="fork")
+            each = make()
             made.append(weakref.ref(each))
-            return each
+            return each if places == 1 else CombinedLoader([each] * places)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step(batch if places == 1 else batch[0], batch_idx)
 
         def on_train_epoch_start(self) -> None:
             gc.collect()
             left.append(sum(each() is not None for each in made))
 
     trial = optuna.create_study().ask()
-    hermes = HermesCallback(trial, "train_loss", _session=FakeSession(checkpoint_dir=tmp_path))
+    hermes = HermesCallback(trial, "train_loss", _session=FakeSession(checkpoint_dir=folder))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     options = {"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1, **quiet}
     pl.Trainer(max_epochs=EPOCHS, callbacks=[hermes], **options).fit(Remaking())
-    assert left == [1] * EPOCHS
+    return left
 
 
 def test_random_warning() -> None:
