@@ -286,7 +286,7 @@ class FitLoop(CooperativeLoop):
         self.report(self.units.read(trainer, several_devices=several_devices))
 
     def report_no_unit(self) -> None:
-        """Let the other ranks know that this validation is no unit in this one."""
+        """Let the other ranks know that this validation or epoch is no unit in this one."""
         if self._rank is not None:
             self._rank.reported(self._unit, None)
 

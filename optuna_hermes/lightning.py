@@ -180,6 +180,8 @@ class HermesCallback(AnyCallback):
         """Report the epoch before this one, if it is a unit."""
         if self._loop.units.epoch_done(trainer, last=False):
             self._loop.report_unit(trainer)
+        elif not self._loop.units.by_validation:
+            self._loop.report_no_unit()
         if self._loop.elastic is not None:
             self._loop.elastic.begin_epoch()
 

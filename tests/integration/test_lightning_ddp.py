@@ -396,6 +396,19 @@ def test_a_metric_of_one_rank_alone_is_said(
         train(None, tmp_path / "seen", stopping="loss", **options)
 
 
+def test_a_metric_of_one_rank_alone_is_said_after_an_epoch(tmp_path: Path) -> None:
+    """Also where no validation has been, which the others could still log it in."""
+
+    class OfOne(Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if trainer.is_global_zero:
+                pl_module.log("epochs", 1.0, rank_zero_only=True)
+
+    options = {"check_val_every_n_epoch": EPOCHS, "num_sanity_val_steps": 0}
+    with pytest.raises(MonitorError, match="only some have logged it"):
+        train(None, tmp_path / "seen", monitor="epochs", others=(OfOne(),), **options)
+
+
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     """A run that two ranks have stored is not resumed by one."""
     session = RankedSession({3: "disk"}, checkpoint_dir=tmp_path / "run")
