@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes._optuna import _surrogate_model
-from optuna_hermes.errors import StorageError
+from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.sampler import devices_of, seed_of
 
 
@@ -618,6 +618,17 @@ def test_the_seed_is_kept(study: optuna.Study) -> None:
     assert _optuna.study_seed(study, 7) == 7
     assert _optuna.study_seed(study, None) == 7
     assert _optuna.study_seed(study, None, 8) == 7  # of the sampler on another host
+
+
+def test_unfinished_trials_keep_their_seed(study: optuna.Study) -> None:
+    """With another one they would split their data otherwise when they are resumed."""
+    assert _optuna.study_seed(study, 3) == 3
+    trial = _optuna.open_trial(study)
+    with pytest.raises(InvalidInputError, match="got 5 in place of 3: leave the seed out"):
+        _optuna.study_seed(study, 5)
+    assert [_optuna.study_seed(study, seed) for seed in (3, None)] == [3, 3]
+    study.tell(trial, 0.0)
+    assert _optuna.study_seed(study, 5) == 5
 
 
 def test_the_first_seed_may_be_the_samplers(study: optuna.Study) -> None:
