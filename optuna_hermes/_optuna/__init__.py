@@ -40,7 +40,6 @@ from optuna_hermes._optuna._samplers import tries_all as tries_all
 from optuna_hermes._optuna._storages import close_connections as close_connections
 from optuna_hermes._optuna._storages import create_study as create_study
 from optuna_hermes._optuna._storages import database_errors as database_errors
-from optuna_hermes._optuna._storages import delete_study as delete_study
 from optuna_hermes._optuna._storages import disconnect as disconnect
 from optuna_hermes._optuna._storages import for_workers as for_workers
 from optuna_hermes._optuna._storages import is_inheritable as is_inheritable

@@ -205,11 +205,6 @@ def study_names(storage: str) -> list[str]:
             _disconnect(_uncached(backend))
 
 
-def delete_study(study: optuna.Study) -> None:
-    """Delete a study from its storage."""
-    study._storage.delete_study(study._study_id)
-
-
 @contextlib.contextmanager
 def storage_errors(storage: str) -> Iterator[None]:
     """Turn errors of Optuna and SQLAlchemy in this block into a ``StorageError`` of one line."""

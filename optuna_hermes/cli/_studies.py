@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import note
-from optuna_hermes.errors import InvalidInputError, StorageError, StudyDeletedError
+from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.model import MOST_SEED
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def optional_storage(help: str) -> Any:
 
 @contextlib.contextmanager
 def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterator[Study]:
-    """Load or create a study; one created here is deleted if the block refuses its input.
+    """Load or create a study.
 
     It waits for ``START_SECONDS`` while the database does not answer.
 
@@ -79,8 +79,8 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     from optuna_hermes._optuna_tables import is_there, sqlite_file
 
     _optuna.log_warnings_only()
-    file = sqlite_file(storage)
-    file_is_new = file is not None and not is_there(file)
+    if (file := sqlite_file(storage)) is not None:
+        is_there(file)  # or it says why its folder cannot be entered
     begun = time.monotonic()
     names = _optuna.with_retry(_optuna.study_names, storage, seconds=START_SECONDS, since=begun)
     # Among other studies a new name is rather a wrong one.
@@ -102,20 +102,8 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
         )
     if is_new:
         note(f"Made study {name!r} in {_optuna.without_password(storage)}; it minimises.")
-    try:
-        with _optuna.database_errors(storage):
-            yield study
-    except StudyDeletedError:
-        raise
-    except InvalidInputError:
-        # A study with a key is in use: by another process, or by this one after its input passed.
-        unused = is_new and _optuna.known_key(study) is None
-        if unused and not study.get_trials(deepcopy=False):
-            _optuna.delete_study(study)
-            # Another process may have created a study in the file meanwhile.
-            if file is not None and file_is_new and not _optuna.study_names(storage):
-                file.unlink(missing_ok=True)
-        raise
+    with _optuna.database_errors(storage):
+        yield study
 
 
 @contextlib.contextmanager
