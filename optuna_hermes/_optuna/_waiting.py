@@ -116,14 +116,20 @@ class Wait:
         if self.is_first and seconds >= self._next_look:
             self._next_look = seconds + _POLL_SECONDS
             if self._is_inside_of_thread() or self._is_inside_of_process(seconds):
+                _notices.say_shared(self._name)
                 raise InsideError
         if seconds >= self._next_notice:
             _notices.say(self._name, self._number, seconds)
             self._next_notice = seconds + WARNING_SECONDS
 
     def _is_inside_of_thread(self) -> bool:
-        """True if a trial of another study holds a device in an idle thread of this process."""
-        others = [h for h in sessions.all() if h.study != self._study and h.session.holds]
+        """True if an idle trial of another study has a device, and may have begun this thread."""
+        me = threading.current_thread()
+        others = [
+            held
+            for held in sessions.all()
+            if held.study != self._study and held.session.holds and me not in held.older
+        ]
         if any(_outer.get(held) == self._study for held in others):
             return True
         for held, seconds in _idleness.of_threads(others).items():
@@ -193,6 +199,19 @@ class _Notices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = -math.inf
+        self._shared = False
+
+    def say_shared(self, study: str) -> None:
+        """Warn once of a study that trains on the device of another one's trial."""
+        with self._lock:
+            if self._shared:
+                return
+            self._shared = True
+        log.warning(
+            "Study %r trains on the device of another study's trial, which is idle and taken for "
+            "the one that it is a part of. If it is not, start each study by a command of its own.",
+            study,
+        )
 
     def say(self, study: str, number: int, seconds: float) -> None:
         """Log why a trial waits, unless another notice was logged within ``NOTICE_SECONDS``."""

@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna
-from optuna_hermes._optuna import _plain
+from optuna_hermes._optuna import _plain, _waiting
 from optuna_hermes.broker import broker_status, sessions
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import open_ledger
@@ -226,8 +226,15 @@ def test_a_study_after_an_untold_trial_takes_turns_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("n_jobs", [1, 2])
-def test_a_study_inside_of_a_trial_ends(n_jobs: int) -> None:
-    """An objective that optimizes another study does so on the device that it has."""
+def test_a_study_inside_of_a_trial_ends(
+    n_jobs: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An objective that optimizes another study does so on the device that it has.
+
+    Where that is a guess, since a thread of its own waits for the device, it is said once.
+    """
+    monkeypatch.setattr(_waiting._notices, "_shared", False)
+    optuna.logging.enable_propagation()
 
     def outer(trial: optuna.Trial) -> float:
         inner = make_study()
@@ -236,7 +243,43 @@ def test_a_study_inside_of_a_trial_ends(n_jobs: int) -> None:
 
     study = make_study()
     study.optimize(outer, n_trials=2)
+    optuna.logging.disable_propagation()
     assert [trial.value for trial in study.trials] == [0.5, 0.5]
+    assert len(set(caplog.messages)) == n_jobs - 1
+
+
+def test_studies_in_threads_of_their_own_take_turns(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that waits for a process, say, is not taken for one that waits for their threads."""
+    monkeypatch.setattr(_waiting, "SHARE_SECONDS", 1e-9)
+    has_device, looked = threading.Event(), threading.Event()
+    look = _waiting.Wait._is_inside_of_thread
+    looks: list[bool] = []
+
+    def looking(wait: _waiting.Wait) -> bool:
+        looks.append(look(wait))
+        if len(looks) > 2 and has_device.is_set():  # it is idle from the second look on
+            looked.set()
+        return looks[-1]
+
+    def first(trial: optuna.Trial) -> float:
+        has_device.set()
+        assert looked.wait(60)
+        return train(trial)
+
+    def second(trial: optuna.Trial) -> float:
+        assert sessions.of_thread() is not None
+        return train(trial)
+
+    def later() -> None:
+        assert has_device.wait(60)
+        make_study().optimize(second, n_trials=1)
+
+    monkeypatch.setattr(_waiting.Wait, "_is_inside_of_thread", looking)
+    waits = pool.submit(later)
+    make_study().optimize(first, n_trials=1)
+    waits.result(60)
 
 
 def test_studies_of_one_name_are_told_apart(tmp_path: Path, pool: ThreadPoolExecutor) -> None:

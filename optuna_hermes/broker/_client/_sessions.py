@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class SessionEntry:
         longest_seconds: the longest time between two signs of life, at ``seen_at`` the last one.
         fate: tells how the trial has ended, None if it has not.
         in_use: a call works with the session now.
+        older: the threads that had begun before it: none of them is part of its trial.
     """
 
     session: TrialSession
@@ -46,6 +48,9 @@ class SessionEntry:
     longest_seconds: float = 0.0
     fate: Callable[[], Ending | None] = lambda: None
     in_use: bool = False
+    older: weakref.WeakSet[threading.Thread] = field(
+        default_factory=lambda: weakref.WeakSet(threading.enumerate())
+    )
 
     def seen(self) -> None:
         """Note a sign of life of the trial, from the thread that trains it."""
