@@ -80,14 +80,13 @@ def policy(
     Example:
       optuna-hermes policy --storage sqlite:///study.db --study-name digits round-robin
     """
-    from optuna_hermes import _optuna
     from optuna_hermes.policies import make_policy
     from optuna_hermes.upkeep import change_policy
 
     # Raises for a policy that does not exist, before anything is opened.
     make_policy(name)
     with study_and_ledger(storage, study_name) as (study, _):
-        known = change_policy(_optuna.study_key(study), name)
+        known = change_policy(study, name)
     if json:
         show_json({"study": study_name, "policy": name})
     else:

@@ -78,13 +78,13 @@ def close_trials(
             anything is changed; or none that trains could be finished after all.
         StorageError: as ``study_and_ledger``.
     """
-    from optuna_hermes import _optuna, upkeep
+    from optuna_hermes import upkeep
 
     held_by = broker_status()
     with study_and_ledger(storage, name) as (study, ledger):
         folders = _folders(study, checkpoint_dir)
         held = upkeep.held_trials(held_by, study, ledger)
-        mine = held_by is not None and held_by.study(_optuna.known_key(study) or "") is not None
+        mine = upkeep.served(held_by, study) is not None
         # A process of this user's broker is no reason: it is asked to stop if its trial is named.
         asked = held if trials and mine else frozenset()
         plan = upkeep.plan_finish(study, ledger, trials, held - asked, folders)

@@ -106,6 +106,17 @@ def check_shared_url(url: str) -> None:
         )
 
 
+def is_other_file(url: str, other: str) -> bool:
+    """True if two URLs are of different files of SQLite; those of a server may differ."""
+    if url == other or not (url.startswith("sqlite") and other.startswith("sqlite")):
+        return False
+    file, its = (str(parse(each).database) for each in (url, other))
+    try:
+        return file != its and not os.path.samefile(file, its)
+    except OSError:  # one is gone, as where the other was moved to
+        return True
+
+
 def with_connect_args(url: URL, engine_kwargs: Mapping[str, Any]) -> URL:
     """The URL of a server with options for what arguments of ``create_engine`` say of connections.
 

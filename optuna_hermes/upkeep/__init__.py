@@ -9,6 +9,7 @@ from optuna_hermes.upkeep._files import with_deleted as with_deleted
 from optuna_hermes.upkeep._finish import finish as finish
 from optuna_hermes.upkeep._finish import held_trials as held_trials
 from optuna_hermes.upkeep._finish import plan_finish as plan_finish
+from optuna_hermes.upkeep._finish import served as served
 from optuna_hermes.upkeep._overrides import change_policy as change_policy
 from optuna_hermes.upkeep._overrides import finish_live as finish_live
 from optuna_hermes.upkeep._overrides import want as want

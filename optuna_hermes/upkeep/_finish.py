@@ -13,8 +13,8 @@ from typing import Any
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client import _journal
-from optuna_hermes.broker._protocol import BrokerStatus
-from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
+from optuna_hermes.broker._protocol import BrokerStatus, StudyStatus
+from optuna_hermes.ledger import EventRecord, Ledger, is_other_file, live_hosts
 from optuna_hermes.ledger._locks import UNLOCK_SECONDS
 from optuna_hermes.model import LIVE_STATES
 
@@ -152,13 +152,21 @@ def held_trials(
     return _held_here(status, study, ledger).union(elsewhere)
 
 
+def served(status: BrokerStatus | None, study: _optuna.Study) -> StudyStatus | None:
+    """The study as a broker serves it; None if it does not, or only a copy of it."""
+    key = _optuna.known_key(study)
+    found = None if status is None or key is None else status.study(key)
+    if found is None or is_other_file(found.ledger_url, _optuna.ledger_url(study)):
+        return None
+    return found
+
+
 def _held_here(status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger) -> frozenset[int]:
-    key = _optuna.known_key(study) or ""
-    served = None if status is None else status.study(key)
-    if served is not None and served.driver_pid is None:
-        return frozenset(t.number for t in served.trials if t.state in ("running", "parked"))
+    here = served(status, study)
+    if here is not None and here.driver_pid is None:
+        return frozenset(t.number for t in here.trials if t.state in ("running", "parked"))
     # This user's other jobs have runtime directories, and so brokers, of their own.
-    if served is None and not ledger.is_locked(key, UNLOCK_SECONDS):
+    if here is None and not ledger.is_locked(_optuna.known_key(study) or "", UNLOCK_SECONDS):
         return frozenset()
     # The driver may resume any of them at any moment.
     trials = study.get_trials(deepcopy=False)

@@ -16,7 +16,7 @@ from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOv
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
 from optuna_hermes.model import LIVE_STATES, MOST_COUNT, Override
-from optuna_hermes.upkeep._finish import complete, plan_finish
+from optuna_hermes.upkeep._finish import complete, plan_finish, served
 
 # A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
 STOP_SECONDS = 60.0
@@ -42,16 +42,16 @@ def want(
         raise InvalidInputError(
             f"A trial's number is at most {MOST_COUNT} but got {most}: see `optuna-hermes status`."
         )
-    if _said(overrides):
+    if _said(study, overrides):
         return "applied"
     _write(study, ledger, overrides.numbers, overrides.override)
     # Once more: a broker may have read the ledger just before.
-    if _said(overrides):
+    if _said(study, overrides):
         return "applied"
     return "soon" if ledger.shared and live_hosts(ledger) else "later"
 
 
-def change_policy(key: str, policy: str) -> str:
+def change_policy(study: _optuna.Study, policy: str) -> str:
     """Change the policy of a study that runs.
 
     Returns:
@@ -64,7 +64,8 @@ def change_policy(key: str, policy: str) -> str:
     # A broker may have been started elsewhere: it finds a module of the user's by these folders.
     imports = import_folders() if ":" in policy else ()
     name = absolute_policy_name(policy)
-    broker = _said(ChangePolicy(study=key, policy=name, folders=imports))
+    message = ChangePolicy(study=_optuna.study_key(study), policy=name, folders=imports)
+    broker = _said(study, message)
     if broker is None:
         raise InvalidInputError(
             "Only a study that runs has a policy to change but no broker of yours serves this "
@@ -89,7 +90,7 @@ def finish_live(
             changed.
     """
     key = _optuna.study_key(study)
-    with _broker_of(key) as broker:
+    with _broker_of(study) as broker:
         if broker is None:
             raise InvalidInputError(
                 f"No broker of yours serves {study.study_name!r} any more: say `finish` again."
@@ -145,9 +146,9 @@ def _take_back(key: str, broker: Connection, number: int, before: Override | Non
         broker.want(SetOverrides(study=key, numbers=(number,), override=override))
 
 
-def _said(message: SetOverrides | ChangePolicy) -> Welcome | None:
+def _said(study: _optuna.Study, message: SetOverrides | ChangePolicy) -> Welcome | None:
     """The broker that was told, None if none of this user serves the study."""
-    with _broker_of(message.study) as broker:
+    with _broker_of(study) as broker:
         if broker is None:
             return None
         broker.want(message)
@@ -155,7 +156,7 @@ def _said(message: SetOverrides | ChangePolicy) -> Welcome | None:
 
 
 @contextlib.contextmanager
-def _broker_of(key: str) -> Iterator[Connection | None]:
+def _broker_of(study: _optuna.Study) -> Iterator[Connection | None]:
     """A connection to this user's broker, if it serves the study."""
     # One that does not answer may serve the study: that is an error, and no case of "no broker".
     connection = connect_if_any("viewer")
@@ -163,7 +164,7 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
         yield None
         return
     with contextlib.closing(connection):
-        yield connection if connection.ask_status(trials=False).study(key) else None
+        yield connection if served(connection.ask_status(trials=False), study) else None
 
 
 def _write(

@@ -7,11 +7,13 @@ import json
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import HermesPruner, HermesSampler, _optuna
+from optuna_hermes import HermesPruner, HermesSampler, _optuna, upkeep
 from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _reconnecting
+from optuna_hermes.broker._protocol import SetOverrides
 from optuna_hermes.errors import BrokerError, InvalidInputError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import MOST_COUNT
@@ -183,6 +186,50 @@ def test_steps_may_be_larger_than_what_a_message_holds(
     curves = ledger.load_curves(key)
     assert {curve.values for curve in curves.values()} == {(0.75, 0.5)}
     assert {curve.steps for curve in curves.values()} == {(MOST_COUNT, MOST_COUNT)}
+
+
+def test_a_copy_of_a_study_that_trains_is_another_study(tmp_path: Path, storage_url: str) -> None:
+    """Both have one key: the copy's values do not reach the original, nor does what is wanted."""
+    reported, may_end = threading.Event(), threading.Event()
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.report(0.5, 1)
+        assert not trial.should_prune()
+        reported.set()
+        assert may_end.wait(60)
+        return 0.5
+
+    study = make_study(storage_url)
+    pool = ThreadPoolExecutor(1)
+    training = pool.submit(study.optimize, objective, n_trials=1)
+    assert reported.wait(60)
+    file = tmp_path / "copy.db"
+    with (
+        closing(sqlite3.connect(tmp_path / "study.db")) as it,
+        closing(sqlite3.connect(file)) as to,
+    ):
+        it.backup(to)
+    copy = optuna.load_study(
+        study_name=study.study_name,
+        storage=f"sqlite:///{file}",
+        sampler=study.sampler,
+        pruner=study.pruner,
+    )
+    key = _optuna.study_key(copy)
+    assert key == _optuna.study_key(study)
+    with closing(open_ledger(_optuna.ledger_url(copy))) as ledger:
+        upkeep.want(copy, ledger, SetOverrides(study=key, numbers=(0,), override="held"))
+        assert ledger.load_overrides(key) == {0: "held"}
+    with pytest.raises(BrokerError, match=r"copy\.db has that of .* it serves in .*study\.db"):
+        copy.optimize(objective, n_trials=1)
+    may_end.set()
+    training.result(60)
+    assert [trial.value for trial in study.trials] == [0.5]
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        assert ledger.load_overrides(key) == {}
+        assert [trial.number for trial in ledger.load_trials(key)] == [0]
+    copy.optimize(lambda trial: 0.25, n_trials=1)
+    assert copy.trials[-1].value == 0.25
 
 
 def test_a_trial_outlives_its_broker(storage_url: str, runtime_dir: Path) -> None:

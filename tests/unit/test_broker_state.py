@@ -826,7 +826,7 @@ def test_the_json_of_a_status_keeps_its_names() -> None:
         "key name policy maximize policy_folders driver_pid draining problem problem_may_pass "
         "outage_seconds outage_reason held boosted finishing all_held no_room finished unstarted "
         "workers counts lost failures device_seconds watt_hours held_seconds spent_seconds "
-        "overhead_seconds switches best trials"
+        "overhead_seconds switches best trials ledger_url"
     )
     assert [*study] == named.split()
     assert [*study["workers"]] == ["alive", "idle"]

@@ -21,7 +21,7 @@ from optuna_hermes._optuna._local_ledgers import delete_with_files
 from optuna_hermes._optuna._studies import ledger_file
 from optuna_hermes._optuna_tables import read_facts
 from optuna_hermes.errors import InvalidInputError, StorageError
-from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger import is_other_file, open_ledger
 
 
 def copied(storage: optuna.storages.BaseStorage | str, name: str) -> optuna.Study:
@@ -245,3 +245,18 @@ def test_a_file_url_of_sqlite_is_refused(tmp_path: object) -> None:
     study = optuna.create_study(storage=url)
     with pytest.raises(InvalidInputError, match=r"sqlite:////PATH/TO/study\.db"):
         _optuna.study_key(study)
+
+
+def test_one_file_of_a_ledger_may_have_several_urls(tmp_path: Path) -> None:
+    """A broker that serves a study takes no other file for its ledger, but each name of its own."""
+    file, link, copy = (tmp_path / name for name in ("study.db", "link.db", "copy.db"))
+    file.touch()
+    copy.touch()
+    link.symlink_to(file)
+    url = f"sqlite:///{file}"
+    for same in (url, f"{url}?timeout=5", f"sqlite:///{link}"):
+        assert not is_other_file(url, same)
+    assert is_other_file(url, f"sqlite:///{copy}")
+    assert not is_other_file("mysql+pymysql://host/s", "mysql+pymysql://host.example.org/s")
+    moved = file.rename(tmp_path / "moved.db")
+    assert is_other_file(url, f"sqlite:///{moved}")

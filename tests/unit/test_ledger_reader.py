@@ -46,7 +46,8 @@ def test_clients_that_come_at_once_have_a_study_read_once() -> None:
 
     async def open_study() -> dict[str, Any]:
         known = await reader.read(Register(study=spec, number=0, trial_id=0))
-        studies["s"] = SimpleNamespace(has_processes=True)  # as the server does with the answer
+        served = SimpleNamespace(has_processes=True, spec=spec)
+        studies["s"] = served  # as the server does with the answer
         return known
 
     async def open_all() -> list[dict[str, Any]]:
@@ -62,10 +63,10 @@ def test_a_served_study_keeps_its_policy_while_the_file_is_edited(tmp_path: Path
     """Only a driver would change it; a half-saved file refused the next trial of a plain study."""
     place = tmp_path / "mine.py"
     place.write_text("from optuna_hermes.policies import")
-    studies = {"s": SimpleNamespace(has_processes=True)}
+    spec = StudySpec(key="s", name="s", ledger_url="sqlite:///s.db", policy=f"{place}:Mine")
+    studies = {"s": SimpleNamespace(has_processes=True, spec=spec)}
     handler: Any = SimpleNamespace(state=SimpleNamespace(studies=studies))
     reader = LedgerReader(handler, Ledgers())  # type: ignore[arg-type]
-    spec = StudySpec(key="s", name="s", ledger_url="sqlite:///s.db", policy=f"{place}:Mine")
     trial = Register(study=spec, number=0, trial_id=0)
     assert asyncio.run(reader.read(trial)) == {}
     with pytest.raises(InvalidInputError, match="SyntaxError"):

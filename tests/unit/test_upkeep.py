@@ -326,7 +326,7 @@ def test_a_live_trial_is_finished_at_the_value_that_it_has_left(
                 house.journal(number, (2, 0.5), root=tmp_path)
             return len(said) == 1
 
-    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "_broker_of", lambda study: contextlib.nullcontext(Broker()))
     live = upkeep.finish_live(house.study, house.ledger, [number], [tmp_path])
     assert live == ({number: 0.5}, {})
     assert house.study.trials[number].value == 0.5
@@ -352,7 +352,7 @@ def test_live_trials_are_finished_whatever_becomes_of_the_others(
                 raise InvalidInputError("it has ended")
             return message.numbers == (hangs,)
 
-    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "_broker_of", lambda study: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_overrides, "STOP_SECONDS", 0.2)
     named = [ends, diverges, hangs, healthy]
     values, refused = upkeep.finish_live(house.study, house.ledger, named)
@@ -402,7 +402,7 @@ def test_a_live_trial_that_ends_at_the_last_moment_is_named(
         house.study.tell(late, 0.7)
         write(*arguments)
 
-    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "_broker_of", lambda study: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_optuna, "write_value", end_first)
     live = upkeep.finish_live(house.study, house.ledger, [late, healthy])
     assert live[0] == {healthy: 0.8}
@@ -414,7 +414,7 @@ def test_a_broker_that_has_just_ended_finishes_no_live_trial(
 ) -> None:
     """The error says what to do, and nothing is changed."""
     number = house.suspended(0.9)
-    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(None))
+    monkeypatch.setattr(_overrides, "_broker_of", lambda study: contextlib.nullcontext(None))
     with pytest.raises(InvalidInputError, match="any more: say `finish` again"):
         upkeep.finish_live(house.study, house.ledger, [number])
     assert not house.study.trials[number].state.is_finished()
@@ -437,7 +437,7 @@ def test_live_trials_go_on_if_the_database_is_away_as_they_are_to_be_finished(
     def fail(*arguments: Any) -> None:
         raise StorageError("it is away")
 
-    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "_broker_of", lambda study: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_overrides, "plan_finish", fail)
     with pytest.raises(StorageError, match=r"^it is away$"):
         upkeep.finish_live(house.study, house.ledger, [boosted, other])

@@ -22,6 +22,7 @@ from optuna_hermes.broker._protocol import (
     TrialRow,
     WorkerCounts,
 )
+from optuna_hermes.ledger._secrets import without_password
 from optuna_hermes.model import OverheadKind, Override
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def study_status(
         switches=study.switches,
         best=_best(study),
         trials=trials,
+        ledger_url=without_password(study.spec.ledger_url),
     )
 
 

@@ -69,4 +69,4 @@ from optuna_hermes.broker._protocol._values import Ending as Ending
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 23
+VERSION = 24

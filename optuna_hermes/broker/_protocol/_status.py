@@ -186,6 +186,7 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A study that a broker serves; its counters begin when its driver comes.
 
     Args:
+        ledger_url: that of its ledger, without a password.
         driver_pid: the process that has called ``optimize``, None if there is none.
         problem: why it is being ended, None if it is not for a problem.
         problem_may_pass: that is of this host and this moment: the command is to be run again.
@@ -234,6 +235,7 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     switches: int
     best: BestTrial | None
     trials: tuple[TrialRow, ...] = ()
+    ledger_url: str = ""
 
     @property
     def may_open(self) -> bool:

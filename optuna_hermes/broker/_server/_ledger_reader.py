@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from optuna_hermes.broker._protocol import OpenStudy, Reattach, Register, StudySpec
 from optuna_hermes.broker._server._ledgers import Ledgers, in_parts, is_shared, study_facts
+from optuna_hermes.errors import LedgerError
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
@@ -41,7 +42,7 @@ class LedgerReader:
         """Return what ``StudyRead`` takes of a study's ledger; nothing if the study is served.
 
         Raises:
-            HermesError: its policy cannot be used, or its ledger not be read.
+            HermesError: its policy cannot be used, its ledger not be read, or a copy is served.
         """
         spec = message.study
         # After a restart all clients of a study come at once: the first one's answer is for all.
@@ -69,7 +70,19 @@ class LedgerReader:
             # Again if it was written to meanwhile.
             if count == self._ledgers.n_written(spec.key):
                 return known
+        self._refuse_copy(spec)
         return {}
+
+    def _refuse_copy(self, spec: StudySpec) -> None:
+        from optuna_hermes.ledger import is_other_file  # with SQLAlchemy, which is there by now
+
+        served = self._handler.state.studies[spec.key].spec
+        if is_other_file(spec.ledger_url, served.ledger_url):
+            raise LedgerError(
+                f"A broker tells studies apart by their keys, and {spec.ledger_url} has that of "
+                f"study {served.name!r}, which it serves in {served.ledger_url}: train a copy once "
+                "that has ended. If the file was moved, run `optuna-hermes broker --stop` first."
+            )
 
 
 def try_policy(name: str, folders: Collection[str]) -> None:
