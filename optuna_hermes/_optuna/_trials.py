@@ -48,7 +48,7 @@ def open_trial(
         listed_number: the number of the trial that is taken before others, if it waits.
     """
     # A name of this call alone: it tells our trial from those that other workers take meanwhile.
-    return with_retry(_open, study, name or uuid.uuid4().hex, frozenset(lost), listed_number, set())
+    return with_retry(_open, study, name or uuid.uuid4().hex, frozenset(lost), listed_number, [])
 
 
 def _open(
@@ -56,15 +56,20 @@ def _open(
     name: str,
     lost: frozenset[str],
     listed_number: int | None,
-    missed: set[int],
+    not_mine: list[set[int]],
 ) -> optuna.Trial:
     """Open a trial by this name, or return the one that an unanswered earlier call has opened.
 
-    ``missed`` collects the ids of waiting trials that other processes took first.
+    The set in ``not_mine``, which the first call adds, has the ids of trials that had this name
+    before, as that of a copied study, and of waiting trials that other processes took first.
     """
     storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
     trials = storage.get_all_trials(study_id, deepcopy=False)
+    if not not_mine:  # names are epochs of leases, which begin anew in each ledger
+        running = (trial for trial in trials if trial.state == TrialState.RUNNING)
+        not_mine.append({trial._trial_id for trial in running if name in opened_by(trial)})
+    (missed,) = not_mine
     for trial in trials:
         if trial.state != TrialState.RUNNING:
             continue
