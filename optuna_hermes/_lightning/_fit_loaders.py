@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
+
+from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes._lightning._loops import Override
 from optuna_hermes._lightning._namespace import (
@@ -137,7 +138,7 @@ class FitLoaders:
         self._replays: list[tuple[Any, ResumableSampler | Stream]] = []
         self._streams: Streams | None = None
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
-        self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
+        self._watches: MutableMapping[Any, RandomWatch] = WeakIdKeyDictionary()
         self._validated: list[tuple[Any, ResumableSampler | LoaderAttributes]] = []
         self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._validates_later = False

@@ -1182,6 +1182,56 @@ def test_what_the_training_sets_in_a_transform(
     check(objective, tmp_path, 6, 4, 3)
 
 
+@dataclasses.dataclass
+class ByValue:
+    """A transform that compares by its value, and has no hash."""
+
+    strength: float = 1.0
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.strength
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class HashedByValue(ByValue):
+    """The same, with the hash of its value."""
+
+
+@pytest.mark.parametrize("kind", [ByValue, HashedByValue])
+def test_transforms_that_compare_by_value(kind: Any, tmp_path: Path) -> None:
+    """Each has its own strength, also where one loader after the other reads with it."""
+
+    def objective(trial: Trial) -> None:
+        first, second = kind(), kind()
+        validating = DataLoader(Transformed(second), batch_size=SIZE)
+        for epoch in trial.epochs():
+            trial.go_through(epoch, DataLoader(Transformed(first), batch_size=SIZE))
+            trial.seen[epoch, "validated"] = [batch.flatten().tolist() for batch in validating]
+            first.strength *= 2
+            second.strength *= 3
+
+    check(objective, tmp_path, 6, 4)
+
+
+class LoaderByValue(DataLoader[Any]):
+    """Compares by its data set, and has no hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoaderByValue) and self.dataset is other.dataset
+
+
+def test_loaders_that_compare_by_value(tmp_path: Path) -> None:
+    """Each comes back to its own place."""
+
+    def objective(trial: Trial) -> None:
+        data = numbers()
+        loaders = [LoaderByValue(data, SIZE, shuffle=shuffle) for shuffle in (True, False)]
+        for epoch in trial.epochs():
+            trial.go_through(epoch, loaders[epoch % 2])
+
+    check(objective, tmp_path, 6, 3)
+
+
 def test_another_transform_does_not_get_the_values_of_the_first(tmp_path: Path) -> None:
     """Each process makes its transforms, and the next one may have fewer of them."""
     several = Transformed(Stronger(), StrongerModule())

@@ -8,13 +8,14 @@ import inspect
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._loaders._kinds import data_of, has_workers
@@ -39,7 +40,7 @@ _MOST_COLLATE_BYTES = 1 << 19
 """Few, as they may be written with each batch."""
 _MOST_PARTS = 100
 """Longer lists and dictionaries of a data set hold samples, not transforms."""
-_seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
+_seen: MutableMapping[Any, _PlainAttributes] = WeakIdKeyDictionary()
 
 
 class LoaderAttributes:
@@ -221,7 +222,7 @@ def _attributes_of(
         if owner not in _seen:
             _seen[owner] = _PlainAttributes(owner, find, most_bytes)
         return _seen[owner]
-    except TypeError:  # it has no weak references or no hash
+    except TypeError:  # it has no weak references
         return _PlainAttributes(owner, find, most_bytes)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes import _heap
 from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
@@ -29,9 +30,9 @@ class OtherLoaders:
 
     def __init__(self) -> None:
         # None for a loader whose batches are counted elsewhere: it stays in its place in the order.
-        self._idle: weakref.WeakKeyDictionary[Any, ResumableSampler | LoaderAttributes | None]
-        self._idle = weakref.WeakKeyDictionary()
-        self._loaded: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._idle: MutableMapping[Any, ResumableSampler | LoaderAttributes | None]
+        self._idle = WeakIdKeyDictionary()
+        self._loaded: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         self._accelerators: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
 
@@ -90,16 +91,16 @@ class OtherLoaders:
         watched = (each for each in self._idle.values() if isinstance(each, ResumableSampler))
         return next(filter(None, (each.warning() for each in watched)), None)
 
-    def state(self, counted: Mapping[Any, Keeper]) -> dict[str, Any]:
+    def state(self, counted: Mapping[int, Keeper]) -> dict[str, Any]:
         """States from which the loaders' next epochs begin, and those of the others.
 
         Args:
-            counted: those of the released loaders that are in no epoch.
+            counted: by ``id``, those of the released loaders that are in no epoch.
         """
         states = [
             (loader, {**self._loaded.get(loader, {}), **each.idle_state()})
             for loader, own in self._idle.items()
-            if (each := counted.get(loader, own)) is not None
+            if (each := counted.get(id(loader), own)) is not None
         ]
         loaders = [
             {"loader": _described(loader), "idle": _unless_new(state)} for loader, state in states

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
+
+from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes.suspend._loaders._kinds import (
     data_of,
@@ -52,9 +53,8 @@ class LoaderPosition:
         self._source: Any = None
         self._order: dict[str, dict[str, Any]] = {}
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
-        self._replays: weakref.WeakKeyDictionary[Any, Keeper]
-        self._replays = weakref.WeakKeyDictionary()
-        self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
+        self._replays: MutableMapping[Any, Keeper] = WeakIdKeyDictionary()
+        self._watches: MutableMapping[Any, RandomWatch] = WeakIdKeyDictionary()
 
     def warning(self) -> str | None:
         """A warning about what cannot be restored exactly, None if all can."""
@@ -120,14 +120,14 @@ class LoaderPosition:
             "data": states_of(self._own_data()),
         }
 
-    def idle(self, *, between: bool) -> dict[Any, Keeper]:
-        """The keepers of the loaders that are in no epoch, by the plain loaders.
+    def idle(self, *, between: bool) -> dict[int, Keeper]:
+        """The keepers of the loaders that are in no epoch, by the ``id`` of the plain loaders.
 
         Args:
             between: True if none is in an epoch.
         """
         return {
-            loader if (inner := inner_of(loader)) is None else inner: each
+            id(loader if (inner := inner_of(loader)) is None else inner): each
             for loader, each in self._replays.items()
             if between or each is not self._source
         }
