@@ -839,6 +839,19 @@ def test_data_sets_inside_of_a_stream(kind: str, workers: int, tmp_path: Path) -
     check(one_loader(make), tmp_path, 3, 10)
 
 
+def test_a_chain_of_data_sets_without_a_length(tmp_path: Path) -> None:
+    """One that only validates comes back, too, though ``ChainDataset`` has a ``__len__``."""
+
+    def objective(trial: Trial) -> None:
+        training = DataLoader(numbers(), batch_size=SIZE)
+        validating = DataLoader(ChainDataset([Shuffled(1), Shuffled(2)]), batch_size=SIZE)
+        for epoch in trial.epochs():
+            trial.go_through(epoch, training)
+            trial.seen[epoch, "validated"] = [batch.flatten().tolist() for batch in validating]
+
+    check(objective, tmp_path, 3, 5)
+
+
 @pytest.mark.parametrize("stop", [2, 3, 4])
 def test_draws_before_a_fetch_that_draws_nothing(stop: int, tmp_path: Path) -> None:
     """Numbers that the training draws count for a later fetch, if the next one draws none."""

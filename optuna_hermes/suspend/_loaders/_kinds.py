@@ -43,10 +43,10 @@ def keeps_iterator(loader: object) -> bool:
     return any(isinstance(each, _BaseDataLoaderIter) for each in own.values())
 
 
-def length_of(loader: Any) -> int | None:
-    """The length of a loader or sampler, None if it has none."""
+def length_of(value: Any) -> int | None:
+    """The length of a loader, sampler or data set, None if it has none."""
     try:
-        return len(loader)
+        return len(value)
     except (TypeError, NotImplementedError):
         return None
 

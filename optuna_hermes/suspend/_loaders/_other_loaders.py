@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes import _heap
 from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
-from optuna_hermes.suspend._loaders._kinds import is_stateful
+from optuna_hermes.suspend._loaders._kinds import is_stateful, length_of
 from optuna_hermes.suspend._loaders._position import Keeper
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler, idle
 from optuna_hermes.suspend._loaders._wrapped import inner_of
@@ -151,6 +151,5 @@ def _unless_new(state: dict[str, Any]) -> dict[str, Any] | None:
 
 def _described(loader: DataLoader[Any]) -> list[Any]:
     data: Any = loader.dataset
-    length = len(data) if hasattr(data, "__len__") else None
     kinds = [type(each).__qualname__ for each in (data, loader.sampler, loader.collate_fn)]
-    return [*kinds, length, loader.batch_size, loader.num_workers, loader.drop_last]
+    return [*kinds, length_of(data), loader.batch_size, loader.num_workers, loader.drop_last]
