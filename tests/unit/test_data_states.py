@@ -1195,6 +1195,23 @@ def test_what_the_training_sets_in_a_transform(
     check(objective, tmp_path, 6, 4, 3)
 
 
+class Items(dict[str, Any]):
+    """Has its items as attributes, and raises ``KeyError`` for others."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Configured(Harder):
+    """Has settings for all its objects."""
+
+    settings = Items(factor=100)
+
+
+def test_attributes_of_the_class_of_a_data_set_are_not_asked_for_more(tmp_path: Path) -> None:
+    """What asks only methods for their code meets no errors of others."""
+    check(one_loader(lambda: DataLoader(Configured(), batch_size=SIZE)), tmp_path, 3)
+
+
 @dataclasses.dataclass
 class ByValue:
     """A transform that compares by its value, and has no hash."""

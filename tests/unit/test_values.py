@@ -295,6 +295,21 @@ def test_a_class_below_a_module_that_the_code_names_is_found(
     assert Classes(names, [], [torch]).find(below.__name__, "Ends") is None
 
 
+class Items(dict[str, Any]):
+    """Has its items as attributes, and raises ``KeyError`` for others."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Configured(Meter):
+    settings = Items(scale=2.0)
+
+
+def test_attributes_of_a_class_are_not_asked_for_more() -> None:
+    """Only its methods name classes."""
+    assert Classes.of(Configured()).find(__name__, "Meter") is Meter
+
+
 def test_a_class_that_the_code_cannot_name_is_not_found() -> None:
     assert HERE.find(__name__, "Meter") is Meter
     assert HERE.find("elsewhere", "Meter") is None

@@ -33,6 +33,11 @@ from optuna_hermes.suspend._values._generators import (
 from optuna_hermes.suspend._values._tree import NUMBERS, frozen, leaves, same
 
 _ARRAYS = (torch.Tensor, np.ndarray)
+_METHODS = (
+    *(types.FunctionType, staticmethod, classmethod, property),
+    *(functools.cached_property, functools.partialmethod, functools.singledispatchmethod),
+    functools._lru_cache_wrapper,
+)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
 """Classes whose objects may be plain, as is seen when they are written."""
 _MOST_BYTES = 1 << 27
@@ -324,7 +329,11 @@ def _set_by_reading(kind: type) -> frozenset[str]:
 def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
     """The code of a method or property in a class and its bases, and of functions within."""
     for each in kind.__mro__:
-        function: Any = inspect.unwrap(vars(each).get(name))  # type: ignore[arg-type]
+        function: Any = vars(each).get(name)
+        # By its type: to ask another value for an attribute may run a user's code.
+        if not issubclass(type(function), _METHODS):
+            continue
+        function = inspect.unwrap(function)
         function = getattr(function, "fget", getattr(function, "func", function))
         codes = [function.__code__] if isinstance(function, types.FunctionType) else []
         for code in codes:

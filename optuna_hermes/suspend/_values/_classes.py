@@ -41,8 +41,9 @@ class Classes:
     def of(cls, owner: object) -> Classes:
         """The classes that the code of an object's class can name."""
         kinds = [kind for kind in type(owner).__mro__ if package_of(kind) not in _NO_USERS]
-        methods = (each for kind in kinds for each in vars(kind).values())
-        names = {id(g): g for each in methods if (g := getattr(each, "__globals__", None))}
+        values = (each for kind in kinds for each in vars(kind).values())
+        methods = (each for each in values if type(each) is FunctionType)
+        names = {id(each.__globals__): each.__globals__ for each in methods}
         modules = [each for g in names.values() for each in _modules(g)]
         return cls(names.values(), map(package_of, kinds), modules)
 
