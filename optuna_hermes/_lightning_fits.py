@@ -27,6 +27,8 @@ from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler
+from optuna_hermes.suspend._loaders._wrapped import replay_of
 from optuna_hermes.suspend._modules._parts import why_not_loadable
 from optuna_hermes.suspend._tiers._disk import why_unwritable
 from optuna_hermes.suspend._tiers._saver import Saver, warn_of_inexact
@@ -145,7 +147,10 @@ class FitLoop(CooperativeLoop):
             raise refused_strategy(trainer.strategy)
         if trainer.strategy.restore_checkpoint_after_setup:  # of FSDP, DeepSpeed, and their like
             raise sharded_strategy(trainer.strategy)
-        replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
+        replay: Callable[..., ResumableSampler] | None
+        replay = replay_of if self._has_checkpoints else None
+        if self.elastic is not None:
+            replay = functools.partial(self.elastic.replay, trainer)
         switch_requeueing_off(trainer, session.checkpoint_dir)
         self._hooks = hooks = TrainerHooks(trainer, self._name, replay)
         if self._elastic_devices is not None:

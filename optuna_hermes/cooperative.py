@@ -254,6 +254,14 @@ class CooperativeLoop:
 
     # -- at a clean point ----------------------------------------------------------------------
 
+    @property
+    def _has_checkpoints(self) -> bool:
+        """False if none is ever written or read: under plain Optuna, whose trials share loaders."""
+        session = self._session
+        if session is None:
+            return False
+        return session.checkpoint_dir is not None or bool(session.checkpoints)
+
     def begin(self, problem: str | None = None) -> None:
         """Prepare for the next clean point; to be called again when the answer changes.
 

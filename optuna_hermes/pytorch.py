@@ -191,11 +191,12 @@ class PyTorchLoop(CooperativeLoop):
                 self._locals.resume(self._restored["variables"], {**self._named.kept})
                 self._warn_of_fewer_epochs(self._session, len(numbers))
             self._named.note_classes()
+        if self._has_checkpoints:
             self._other_loaders.begin(places(sys._getframe()))
         try:
             for place in range(self._epoch, len(numbers)):
                 self._begin(place)
-                if self._session is not None:
+                if self._has_checkpoints:
                     self._locals.epoch(sys._getframe().f_back, self._named.stored())
                 if self._without_batches:
                     self._warn_of_unset(sys._getframe().f_back)
@@ -245,7 +246,7 @@ class PyTorchLoop(CooperativeLoop):
         if not self._early_calls.called:
             self._epoch_modules = None
         iterator = self._iterate(loader)
-        if self._session is not None:
+        if self._has_checkpoints:
             self._locals.batches(sys._getframe().f_back, self._named.stored())
             self._warn_of_unset(sys._getframe().f_back)
         self._switch_point(sys._getframe().f_back)
@@ -430,9 +431,10 @@ class PyTorchLoop(CooperativeLoop):
         self._epoch_modules = self._named.modules_state()
 
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        session, restored = self._session, self._restored
-        if session is None:
+        if not self._has_checkpoints:
+            self.begin()
             return iter(loader)
+        restored = self._restored
         idle = self._other_loaders.release(loader)
         self._code.enter(sys._getframe())
         if restored is not None:  # before the loader, whose data may draw from the same

@@ -122,14 +122,17 @@ class LoaderMaking:
 
 
 class FitLoaders:
-    """The training and validation loaders of one fit; ``replay`` makes the sampler of one."""
+    """The training and validation loaders of one fit.
+
+    ``replay`` makes the sampler of a training loader; None to leave all loaders as they are.
+    """
 
     def __init__(
         self,
         making: LoaderMaking,
         trial: str,
         override: Override,
-        replay: Callable[..., ResumableSampler],
+        replay: Callable[..., ResumableSampler] | None,
     ) -> None:
         self._trainer = trainer = making.trainer
         self._name = trial
@@ -308,7 +311,7 @@ class FitLoaders:
         if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
             self._making.make("validation", set_up)
         combined = val_loop._combined_loader
-        loaders = [] if combined is None else combined.flattened
+        loaders = [] if combined is None or self._replay is None else combined.flattened
         known = self._validated
         if [id(each) for each, _ in known] == [id(loader) for loader in loaders]:
             return
@@ -325,7 +328,7 @@ class FitLoaders:
         fit_loop: Any = self._trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
-        loaders = [] if combined is None else self._apart(combined)
+        loaders = [] if combined is None or self._replay is None else self._apart(combined)
         kept = {id(loader): replay for loader, replay in self._replays}
         self._replays = []
         for loader in loaders:
@@ -336,10 +339,9 @@ class FitLoaders:
             elif any(loader is known for known, _ in self._replays):
                 continue
             elif ResumableSampler.fits(loader) and not is_stateful(loader):
-                replay: ResumableSampler | Stream = self._replay(
-                    loader, functools.partial(_ready, progress)
-                )
-                self._replays.append((loader, replay))
+                assert self._replay is not None
+                made = self._replay(loader, functools.partial(_ready, progress))
+                self._replays.append((loader, made))
             elif has_workers(loader):
                 self._watch(loader)
         for replay in kept.values():  # of loaders that are gone: else their workers would not end

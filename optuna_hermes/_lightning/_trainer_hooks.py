@@ -44,14 +44,13 @@ from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._shape import FitParts
 from optuna_hermes._lightning._unsaved import unsaved
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler
-from optuna_hermes.suspend._loaders._wrapped import replay_of
 from optuna_hermes.suspend._modules._module_state import kept_groups, make_room
 from optuna_hermes.suspend._state import plain
 from optuna_hermes.suspend._values._tree import with_plain_tensors
 
 
 class TrainerHooks:
-    """The hooks in one trainer for one ``fit``; ``replay`` is None for one that is not elastic."""
+    """The hooks in one trainer for one ``fit``; for ``replay`` see ``FitLoaders``."""
 
     def __init__(
         self, trainer: Trainer, trial: str, replay: Callable[..., ResumableSampler] | None
@@ -69,7 +68,7 @@ class TrainerHooks:
         self._trains = False
         """True once the fit has begun: what begins later is the search of a callback within it."""
         making = LoaderMaking(trainer, self.settings, self.unsaved)
-        self.loaders = FitLoaders(making, trial, self.override, replay or replay_of)
+        self.loaders = FitLoaders(making, trial, self.override, replay)
         begin, connector = trainer.fit_loop.on_run_start, trainer._checkpoint_connector
         self.override(trainer.fit_loop, "on_run_start", self._begin_run, begin)
         start, restore = connector.resume_start, connector.restore_training_state

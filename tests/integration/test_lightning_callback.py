@@ -611,6 +611,20 @@ def test_own_ckpt_path_is_kept(tmp_path: Path) -> None:
 # -- what is left behind -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{}, WORKERS])
+def test_trials_without_checkpoints_may_share_a_loader(options: dict[str, Any]) -> None:
+    """It stays as it is: threads of a plain study begin and end their trials in any order."""
+    loader = data(**options)
+    own, seen = loader.batch_sampler, []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+            seen.append((loader.batch_sampler is own, "_get_iterator" in vars(loader)))
+
+    fit(FakeSession(), loader=loader, callbacks=[Watch()])
+    assert set(seen) == {(True, False)}
+
+
 def test_nothing_is_left_in_the_trainer(tmp_path: Path) -> None:
     """After a suspension, and after a resumed fit, trainer and loader are as before."""
     session = FakeSession({14: "disk"}, checkpoint_dir=tmp_path)

@@ -990,6 +990,23 @@ def test_nothing_is_left_in_the_loader(workers: int, tmp_path: Path) -> None:
     assert vars(loader) == before
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_trials_without_checkpoints_may_share_a_loader(workers: int) -> None:
+    """It stays as it is: threads of a plain study begin and end their trials in any order."""
+    context = "fork" if workers else None
+    loader = DataLoader(Points(0.0), 32, num_workers=workers, multiprocessing_context=context)
+    before = dict(vars(loader))
+
+    def objective() -> Iterator[dict[str, Any]]:
+        run = PyTorchLoop(new_trial(), {}, FakeSession())
+        for _ in run.epochs(2):
+            for _ in run.batches(loader):
+                yield dict(vars(loader))
+
+    trials = [objective(), objective()]
+    assert [next(each) for each in trials] == [before, before]
+
+
 def test_a_loader_with_a_state_that_an_epoch_makes_goes_with_it(tmp_path: Path) -> None:
     """Its workers end where the loop leaves it before its last batch."""
     made: list[weakref.ref[Any]] = []
