@@ -36,6 +36,8 @@ import optuna
 import pytest
 import torch
 import tqdm
+from accelerate import Accelerator
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -2227,6 +2229,55 @@ def test_a_metric_of_a_loop_is_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     (line,) = said(caplog)
     assert "mean (a variable" in line
     assert "args (a variable" in line
+
+
+def with_accelerate(*parts: Any) -> tuple[Any, ...]:
+    prepared: tuple[Any, ...] = Accelerator(cpu=True).prepare(*parts)
+    return prepared
+
+
+def with_fabric(model: nn.Module, optimizer: Any, schedule: Any, loader: Any) -> tuple[Any, ...]:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return *fabric.setup(model, optimizer), schedule, fabric.setup_dataloaders(loader)
+
+
+@pytest.mark.parametrize("prepare", [with_accelerate, with_fabric])
+@pytest.mark.parametrize("names", [(), ("model", "optimizer"), ("model", "optimizer", "schedule")])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_warning_names_wrapped_optimizers_that_nobody_names(
+    prepare: Callable[..., tuple[Any, ...]],
+    names: tuple[str, ...],
+    inner: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Schedulers, too; but none around an object that is named."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = DataLoader(torch.arange(3.0).reshape(3, 1))
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    model, optimizer, schedule, loader = prepare(*parts.values(), loader)
+    if not inner:
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    named = {name: parts[name] for name in names}
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
+
+    def objective() -> None:
+        for _ in run.epochs(3):
+            for x in run.batches(loader):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                session.tick()
+            schedule.step()
+            run.report(0.0)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    found = re.findall(r"(\w+) \(a variable of the loop", " ".join(said(caplog)))
+    assert sorted(found) == sorted(parts.keys() - set(names))
 
 
 STEP = 0

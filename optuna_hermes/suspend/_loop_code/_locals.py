@@ -21,12 +21,14 @@ import torch
 from torch import nn
 
 from optuna_hermes.suspend._loop_code._iterators import COMPREHENSIONS
-from optuna_hermes.suspend._values._fingerprint import fingerprint, is_referred_to
+from optuna_hermes.suspend._values._fingerprint import fingerprint, is_referred_to, outside
 from optuna_hermes.suspend._values._generators import GENERATORS, cells_of, content_of, dict_of
 
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _AT_ONCE = ("<genexpr>", *COMPREHENSIONS)
 """Names of functions that are called where they are made, and nowhere else."""
+_OF_OPTIMIZERS = ("step", "load_state_dict")
+"""Methods that optimizers and schedulers have, and loaders and loggers have not."""
 _OWN_REFERENCES = 3
 """References to what shows a frame's variables if only the frame and ``_shown`` hold it."""
 _Key = tuple[CodeType, str]
@@ -134,7 +136,7 @@ class Locals:
             if key[1] in self._lost:
                 continue
             if id(value) not in known:
-                found[key] = fingerprint(value, known, with_processes=True)
+                found[key] = _fingerprint(value, known)
             elif id(value) in (self._referred or ()):
                 found[key] = id(value)
         return found
@@ -148,9 +150,15 @@ def _selves(frame: FrameType | None) -> Iterator[object]:
 
 
 def _attributes(value: object, known: Collection[int]) -> dict[str, int]:
-    return {
-        name: fingerprint(each, known, with_processes=True) for name, each in dict_of(value).items()
-    }
+    return {name: _fingerprint(each, known) for name, each in dict_of(value).items()}
+
+
+def _fingerprint(value: object, known: Collection[int]) -> int:
+    kind = type(value)
+    trains = issubclass(kind, nn.Module) or all(hasattr(kind, name) for name in _OF_OPTIMIZERS)
+    # Those of Accelerate and Fabric, around the objects that change.
+    looked_into = dict_of(value) if trains and outside(value) else value
+    return fingerprint(looked_into, known, with_processes=True)
 
 
 def _place(key: _Key) -> str:
