@@ -256,6 +256,7 @@ class PyTorchLoop(CooperativeLoop):
             del batch
             self._position.batch += 1
             self._switch_point(sys._getframe().f_back)
+        self._position.end()
 
     def loader(
         self, loader: Iterable[Batch], report: Callable[[], float] | None = None

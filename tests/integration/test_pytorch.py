@@ -899,6 +899,32 @@ def test_a_loader_whose_batches_come_as_they_are_ready(
     assert "stored between epochs only: their loader has in_order=False" in caplog.text
 
 
+class Estimating(Sampler[list[int]]):
+    """Batches whose number is only estimated."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2], [3]])
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_not_after_the_last_batch_of_an_epoch_of_another_length(
+    length: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once an epoch has shown that its length is wrong: which batch is the last is not known."""
+    caplog.set_level("INFO")
+    session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path)
+    tiny(session, loader=DataLoader(torch.arange(4.0), batch_sampler=Estimating(length)))
+    assert session.parks == ["resident"]
+    assert [state.units for state in session.states] == [1, 2]
+    assert caplog.text.count(f"the length of its loader is {length}, but it gave 3") == 1
+
+
 def test_batches_in_another_thread_are_refused(tmp_path: Path) -> None:
     """It would pass the points between batches while the loop trains on."""
     run = PyTorchLoop(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ from optuna_hermes.suspend._values._generators import (
     states_of,
 )
 
+log = logging.getLogger(__name__)
+
 Batch = TypeVar("Batch")
 Keeper = ResumableSampler | Stream
 
@@ -51,6 +54,8 @@ class LoaderPosition:
         self.problem: str | None = None
         """The reason why the position in this epoch cannot be restored, None if it can."""
         self._source: Any = None
+        self._misjudged = False
+        """True once an epoch had another number of batches than its length."""
         self._order: dict[str, dict[str, Any]] = {}
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
         self._replays: MutableMapping[Any, Keeper] = WeakIdKeyDictionary()
@@ -132,9 +137,24 @@ class LoaderPosition:
             if between or each is not self._source
         }
 
+    def end(self) -> None:
+        """Compare an epoch's batches with its length, by which its last one is recognised."""
+        exact = isinstance(self._source, Stream) or self.length in (None, self.batch)
+        if not (exact or self._misjudged):
+            self._misjudged = True
+            log.info(
+                "%s is stored between epochs only: the length of its loader is %s, but it gave %s "
+                "batches.",
+                self._name.capitalize(),
+                self.length,
+                self.batch,
+            )
+
     def can_store_here(self) -> bool:
         """True if the position before the next batch can be restored."""
         source = self._source
+        if self._misjudged and self.batch:
+            return False
         return not isinstance(source, Keeper) or source.can_store_here()
 
     def ends_here(self) -> bool:
