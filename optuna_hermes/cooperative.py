@@ -180,6 +180,11 @@ class CooperativeLoop:
         self._busy = self._unsaved = True
         return self.value
 
+    def maximizes(self) -> bool | None:
+        """True if a higher value is better, None if the trial belongs to no study."""
+        study = getattr(self._trial, "study", None)
+        return None if study is None else sign(study) < 0
+
     def _report_to_broker(self, value: float) -> None:
         """Report the unit that was counted last to the broker."""
         if self._session is None:
@@ -212,11 +217,6 @@ class CooperativeLoop:
     def roots(self) -> Iterable[object]:
         """Objects that lead to every tensor of the training."""
         return self._named.roots()
-
-    def maximizes(self) -> bool | None:
-        """True if a higher value is better, None if the trial belongs to no study."""
-        study = getattr(self._trial, "study", None)
-        return None if study is None else sign(study) < 0
 
     def units_left(self) -> int | None:
         """Units until the end, None if unknown."""
