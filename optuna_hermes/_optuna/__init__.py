@@ -24,10 +24,12 @@ from optuna_hermes._optuna._retrying_storage import retrying as retrying
 from optuna_hermes._optuna._retrying_storage import tell as tell
 from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
+from optuna_hermes._optuna._samplers import constraint_names as constraint_names
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
 from optuna_hermes._optuna._samplers import is_feasible as is_feasible
 from optuna_hermes._optuna._samplers import is_proposed as is_proposed
 from optuna_hermes._optuna._samplers import keeps_nothing as keeps_nothing
+from optuna_hermes._optuna._samplers import known_constraints as known_constraints
 from optuna_hermes._optuna._samplers import learns as learns
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
 from optuna_hermes._optuna._samplers import nested as nested

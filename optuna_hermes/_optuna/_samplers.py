@@ -278,7 +278,7 @@ class StudyView(optuna.Study):
         return _of(last[1], deepcopy, states)
 
     def _as_seen(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        needed = _constraints(trials)
+        needed = known_constraints(trials)
         without_value = {TrialState.RUNNING}
         if isinstance(proposer(self.sampler), optuna.samplers.BaseGASampler):
             # Its parents are chosen once, and must have values for ever: one that was suspended
@@ -301,7 +301,7 @@ def _of(
     return copy.deepcopy(trials) if deepcopy else trials
 
 
-def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
+def known_constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
     """Names of the constraints that trials have: samplers raise if only some trials have them.
 
     They are known at the end of a trial, unless the objective sets them.

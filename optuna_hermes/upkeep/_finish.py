@@ -20,6 +20,7 @@ from optuna_hermes.model import LIVE_STATES
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
 _HELD = "held by a live process, or another user's: stop its `optimize` first, as that user"
+_NO_CONSTRAINTS = f"its constraints are not known, so that it would count as feasible: {_CLOSE}"
 _NO_SINGLE_VALUE = (
     "a study of several objectives has no single last value: give all with `optuna-hermes tell "
     "--trial-number NUMBER --values V1 V2`"
@@ -51,6 +52,7 @@ def plan_finish(
     looked for in these folders of the study's checkpoints, and in its own one.
     """
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    constraints = _optuna.known_constraints([*trials.values()])
     if numbers is None:
         numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
     places = _places(study, ledger, numbers, folders)
@@ -66,6 +68,8 @@ def plan_finish(
             refused[number] = _HELD
         elif len(study.directions) > 1:
             refused[number] = _NO_SINGLE_VALUE
+        elif not constraints <= _optuna.constraint_names(trial):
+            refused[number] = _NO_CONSTRAINTS
         else:
             journals = {each: _journal.find(each).unwritten for each in sorted(places[number])}
             found = {folder: lines for folder, lines in journals.items() if lines}

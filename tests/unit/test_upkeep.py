@@ -454,6 +454,27 @@ def test_finish_all_takes_what_is_suspended(house: House) -> None:
     assert plan.refused == {}
 
 
+def test_finish_refuses_a_trial_whose_constraints_are_not_known(house: House) -> None:
+    """It would be the best one, however infeasible; samplers set them, or the objective's end."""
+
+    def constrain(number: int) -> None:
+        trial = optuna.Trial(house.study, _optuna.trial_id(house.study.trials[number]))
+        if hasattr(trial, "set_constraint"):
+            trial.set_constraint("memory", -1.0)
+        else:  # before Optuna 5 samplers alone set them
+            trial.storage.set_trial_system_attr(trial._trial_id, "constraints", (-1.0,))
+
+    done, known, unknown = house.suspended(0.5), house.suspended(0.4), house.suspended(0.1)
+    for number in (done, known):
+        constrain(number)
+    house.study.tell(done, 0.5)
+    plan = upkeep.plan_finish(house.study, house.ledger, None, held=())
+    assert plan.values == {known: 0.4}
+    assert plan.refused.keys() == {unknown}
+    assert "its constraints are not known" in plan.refused[unknown]
+    assert "--state fail" in plan.refused[unknown]
+
+
 def test_finish_says_why_not(house: House) -> None:
     """Every trial that cannot be finished is named with its reason, and nothing is changed."""
     silent, broken = house.suspended(), house.suspended(1.0, math.nan)
