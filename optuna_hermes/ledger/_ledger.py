@@ -55,10 +55,10 @@ from optuna_hermes.ledger._records import (
 from optuna_hermes.ledger._rows import (
     checkpoint_of,
     curves_of,
-    lost_steps_of,
     number_or_word,
     report_of,
     row,
+    step_values_of,
     with_lists,
 )
 from optuna_hermes.ledger._schema import EVENTS, TRIALS, create_tables
@@ -226,12 +226,14 @@ class Ledger:
         with self._database.reading() as connection:
             return curves_of(connection.execute(query, of))
 
-    def lost_steps(self, study: str, numbers: Collection[int]) -> dict[int, set[int]]:
-        """The steps of these trials that are in no curve of ``load_curves`` any more."""
+    def load_step_values(
+        self, study: str, numbers: Collection[int]
+    ) -> dict[int, dict[int, float | None]]:
+        """The value of each step of these trials, None if it is in no curve any more."""
         of = {"of_study": study, "of_numbers": list(numbers)}
         query = sql.SOME_CURVES if len(numbers) <= _MOST_NUMBERS else sql.CURVES
         with self._database.reading() as connection:
-            found = lost_steps_of(connection.execute(query, of))
+            found = step_values_of(connection.execute(query, of))
         return {number: found[number] for number in found.keys() & set(numbers)}
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:

@@ -63,14 +63,17 @@ def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:
     return {number: _curve(trials[number]) for number in sorted(trials)}
 
 
-def lost_steps_of(rows: Iterable[Sequence[Any]]) -> dict[int, set[int]]:
-    """The steps that only an earlier life of each trial has reached, from rows as above."""
-    trials: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    steps: defaultdict[int, set[int]] = defaultdict(set)
-    for number, unit, step, *_ in rows:
-        add_report(trials[number], unit, step)
-        steps[number].add(step)
-    return {number: steps[number].difference(trials[number].values()) for number in steps}
+def step_values_of(rows: Iterable[Sequence[Any]]) -> dict[int, dict[int, float | None]]:
+    """The value of each step in each trial's present life, from rows as above.
+
+    None for a step that only an earlier life has reached.
+    """
+    trials: defaultdict[int, dict[int, tuple[int, float]]] = defaultdict(dict)
+    steps: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
+    for number, unit, step, value, word, _ in rows:
+        add_report(trials[number], unit, (step, value_of(value, word)))
+        steps[number][step] = None
+    return {number: steps[number] | dict(trials[number].values()) for number in steps}
 
 
 def _curve(units: dict[int, tuple[int, float, float]]) -> Curve:

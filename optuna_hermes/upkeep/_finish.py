@@ -56,7 +56,8 @@ def plan_finish(
     if numbers is None:
         numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
     places = _places(study, ledger, numbers, folders)
-    lost = ledger.lost_steps(_optuna.study_key(study), trials.keys() & numbers)
+    trained = ledger.load_step_values(_optuna.study_key(study), trials.keys() & numbers)
+    sign = _optuna.sign(study)
     values, refused, unwritten = {}, {}, {}
     for number in numbers:
         trial = trials.get(number)
@@ -75,8 +76,11 @@ def plan_finish(
             found = {folder: lines for folder, lines in journals.items() if lines}
             reported = dict(trial.intermediate_values)
             # Optuna keeps what an earlier life of a trial has reported, whose weights are no more.
-            for step in lost.get(number, ()):
-                reported.pop(step, None)
+            for step, value in trained.get(number, {}).items():
+                if value is None:
+                    reported.pop(step, None)
+                else:
+                    reported[step] = sign * value
             reported.update(_late(found))
             if not reported:
                 refused[number] = f"nothing was reported: {_CLOSE}"

@@ -141,7 +141,7 @@ class LedgerContract(SharingContract):
             ledger.add_report(record)
         ledger.add_report(report(2, 0.6, at=1.0))  # even if clocks differ
         assert ledger.load_curves(STUDY)[0].values == (0.9, 0.6)
-        assert ledger.lost_steps(STUDY, [0, 1]) == {0: {30}}
+        assert ledger.load_step_values(STUDY, [0, 1]) == {0: {10: 0.9, 20: 0.6, 30: None}}
 
     def test_reports_are_read_on_from_where_they_were_read_to(self, ledger: Ledger) -> None:
         """Reports are returned as written, in order; ``after`` leaves out those read before."""

@@ -40,8 +40,8 @@ OLD = NOW - 2 * _files.ORPHAN_SECONDS
 class House:
     """A study with its ledger and its checkpoint folder."""
 
-    def __init__(self, url: str) -> None:
-        self.study = optuna.create_study(storage=url, study_name="study")
+    def __init__(self, url: str, direction: str = "minimize") -> None:
+        self.study = optuna.create_study(storage=url, study_name="study", direction=direction)
         self.key = _optuna.study_key(self.study)
         self.ledger: Ledger = open_ledger(_optuna.ledger_url(self.study))
         self.root = _optuna.checkpoint_root(self.study)
@@ -223,6 +223,18 @@ def test_finish_takes_no_value_that_only_a_lost_process_has_reached(house: House
     house.finish(number)
     house.finish(whole)
     assert [trial.value for trial in house.study.trials] == [0.8, 0.1]
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_finish_takes_the_value_of_the_present_life(tmp_path: Path, direction: str) -> None:
+    """Optuna keeps the first value of a step, and only a deterministic training repeats it."""
+    house = House(f"sqlite:///{tmp_path}/lives.db", direction)
+    number, sign = house.suspended(0.9, 0.5, 0.2), _optuna.sign(house.study)
+    for step, value in ((1, 0.9), (2, 0.5), (3, 0.2), (1, 0.95), (2, 0.7)):
+        house.report(number, step, sign * value)
+    house.finish(number)
+    assert house.study.trials[number].value == 0.7
+    house.ledger.close()
 
 
 def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> None:
