@@ -83,7 +83,7 @@ def close_trials(
     held_by = broker_status()
     with study_and_ledger(storage, name) as (study, ledger):
         folders = _folders(study, checkpoint_dir)
-        held = upkeep.held_trials(held_by, study, ledger)
+        held = upkeep.held_trials(held_by, study, ledger, waiting=trials is None)
         mine = upkeep.served(held_by, study) is not None
         # A process of this user's broker is no reason: it is asked to stop if its trial is named.
         asked = held if trials and mine else frozenset()

@@ -150,14 +150,18 @@ def complete(study: _optuna.Study, trial: Any, plan: FinishPlan) -> None:
 
 
 def held_trials(
-    status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger
+    status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger, *, waiting: bool = False
 ) -> frozenset[int]:
-    """The unfinished trials of a study that belong to a live process, on any host."""
+    """The unfinished trials of a study that belong to a live process, on any host.
+
+    With ``waiting`` also those that wait for one, if another host trains the study.
+    """
     owners = {host.instance for host in live_hosts(ledger)}
     records = ledger.load_trials(_optuna.known_key(study) or "")
     live = (record for record in records if record.state in LIVE_STATES)
-    elsewhere = (record.number for record in live if record.owner in owners)
-    return _held_here(status, study, ledger).union(elsewhere)
+    here = _held_here(status, study, ledger)
+    elsewhere = {record.number for record in live if record.owner in owners} - here
+    return _unfinished(study) if waiting and elsewhere else here | elsewhere
 
 
 def served(status: BrokerStatus | None, study: _optuna.Study) -> StudyStatus | None:
@@ -177,5 +181,9 @@ def _held_here(status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger
     if here is None and not ledger.is_locked(_optuna.known_key(study) or "", UNLOCK_SECONDS):
         return frozenset()
     # The driver may resume any of them at any moment.
+    return _unfinished(study)
+
+
+def _unfinished(study: _optuna.Study) -> frozenset[int]:
     trials = study.get_trials(deepcopy=False)
     return frozenset(t.number for t in trials if not t.state.is_finished())

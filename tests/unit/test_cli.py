@@ -867,6 +867,22 @@ def test_finish_all_says_what_it_left(
     assert "trials 2, 3: nothing was reported" in err
 
 
+def test_finish_all_leaves_what_waits_for_another_host(
+    suspended: optuna.Study, refuse: Callable[..., str]
+) -> None:
+    """It may go on at any moment where that trains; one that is named is finished."""
+    from optuna_hermes.ledger import HostRecord, TrialRecord, open_ledger
+
+    number = _optuna.open_trial(suspended).number
+    with contextlib.closing(open_ledger(_optuna.ledger_url(suspended))) as ledger:
+        ledger.beat(HostRecord(name="b", instance="b1"))
+        of = {"study": _optuna.study_key(suspended), "number": number, "trial_id": number + 1}
+        ledger.save_trial(TrialRecord(**of, state="running", owner="b1"), by="b1")
+    assert "trials 1, 2: held by a live process" in refuse("finish", *OPTIMIZE[2:], "--all")
+    assert run(["finish", *OPTIMIZE[2:], "1"]) == 0
+    assert suspended.trials[1].value == 2.0
+
+
 @pytest.mark.parametrize("place", [[], ["--checkpoint-dir", "fast"]])
 def test_finish_looks_for_late_values_where_checkpoints_were_to_be(
     place: list[str], suspended: optuna.Study, here: Path
@@ -906,7 +922,7 @@ def test_finish_leaves_a_trial_that_trains_until_it_has_stopped(
 
     served = broker_status(study_status(key=_optuna.study_key(suspended)))
     monkeypatch.setattr("optuna_hermes.cli._upkeep.broker_status", lambda: served)
-    monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1}))
+    monkeypatch.setattr(upkeep, "held_trials", lambda *_, **__: frozenset({1}))
     monkeypatch.setattr(upkeep, "finish_live", stop)
     assert run(["finish", *OPTIMIZE[2:], "1"]) == 0
     assert seen == [[1], {1: 2.0}, ((2, 1.5),)]
@@ -924,7 +940,7 @@ def test_finish_names_live_trials_that_it_could_not_finish(
     lives: list[Any] = [({1: 2.0}, {2: "it is late"})] * 2 + [({}, {1: "nan", 2: "nan"})]
     served = broker_status(study_status(key=_optuna.study_key(suspended)))
     monkeypatch.setattr("optuna_hermes.cli._upkeep.broker_status", lambda: served)
-    monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1, 2}))
+    monkeypatch.setattr(upkeep, "held_trials", lambda *_, **__: frozenset({1, 2}))
     monkeypatch.setattr(upkeep, "finish_live", lambda *_: lives.pop(0))
     words = ("finish", *OPTIMIZE[2:], "1", "2")
     assert run(words) == 2
@@ -942,7 +958,7 @@ def test_finish_says_what_is_wrong_with_a_trial_of_ones_own_broker(
 ) -> None:
     """It has reported nothing: to stop its `optimize` would not help."""
     _optuna.open_trial(suspended)
-    monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1, 2}))
+    monkeypatch.setattr(upkeep, "held_trials", lambda *_, **__: frozenset({1, 2}))
     words = ("finish", *OPTIMIZE[2:], "1", "2")
     assert "trials 1, 2: held by a live process" in refuse(*words)
     key = _optuna.study_key(suspended)

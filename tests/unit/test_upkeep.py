@@ -198,6 +198,23 @@ def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:
     assert upkeep.held_trials(None, house.study, house.ledger) == frozenset()
 
 
+def test_what_waits_for_another_host_is_held_where_all_are_to_be_finished(house: House) -> None:
+    """That host may resume any of them at any moment; where none trains they are nobody's."""
+    over, other, here, stored = house.finished(), *(house.suspended(0.9) for _ in range(3))
+    house.ledger.beat(HostRecord(name="b", instance="b1"))
+    serves = serving(house.key, None, **{f"t{here}": "parked", f"t{stored}": "stored"})
+
+    def held(status: BrokerStatus | None) -> frozenset[int]:
+        return upkeep.held_trials(status, house.study, house.ledger, waiting=True)
+
+    assert (held(None), held(serves)) == (frozenset(), {here})
+    (record,) = (row for row in house.ledger.load_trials(house.key) if row.number == other)
+    house.ledger.save_trial(dataclasses.replace(record, state="running", owner="b1"))
+    assert over not in held(None)
+    assert held(None) == held(serves) == {other, here, stored}
+    assert upkeep.held_trials(None, house.study, house.ledger) == {other}
+
+
 # -- finish ------------------------------------------------------------------------------------
 
 
