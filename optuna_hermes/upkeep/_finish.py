@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +18,7 @@ from optuna_hermes.broker._protocol import BrokerStatus, StudyStatus
 from optuna_hermes.ledger import EventRecord, Ledger, is_other_file, live_hosts
 from optuna_hermes.ledger._locks import UNLOCK_SECONDS
 from optuna_hermes.model import LIVE_STATES
+from optuna_hermes.suspend._tiers._disk import moved_file
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
 _HELD = "held by a live process, or another user's: stop its `optimize` first, as that user"
@@ -96,11 +98,15 @@ def _places(
 ) -> dict[int, set[Path]]:
     """The folders in which a journal of each of these trials may be."""
     roots = {_optuna.checkpoint_root(study), *folders}
-    places = {number: {root / _optuna.trial_folder(number) for root in roots} for number in numbers}
+    own = {number: {root / _optuna.trial_folder(number) for root in roots} for number in numbers}
+    named, before = defaultdict[int, set[Path]](set), set[Path]()
     for row in ledger.load_checkpoints(_optuna.study_key(study)):
-        if row.number in places:
-            places[row.number].add(Path(row.checkpoint.path).parent)
-    return places
+        path = row.checkpoint.path
+        named[row.number].add(Path(path).parent)
+        # Of a study that was copied the original may go on with what lies where it was written.
+        if any(moved_file(folder, path) for folder in own.get(row.number, ())):
+            before.add(Path(path).parent)
+    return {number: own[number] | named[number] - before for number in own}
 
 
 def _late(unwritten: Mapping[Path, Unwritten]) -> dict[int, float]:

@@ -285,6 +285,18 @@ def test_finish_takes_values_that_optuna_could_not_be_told(
     assert _journal.find(folder).unwritten == ()
 
 
+def test_finish_leaves_the_journal_of_a_study_that_was_copied(house: House, tmp_path: Path) -> None:
+    """The copy's ledger names the original's checkpoints, with which the original may go on."""
+    number = house.suspended(0.9)
+    folder = house.journal(number, (2, 0.5), root=tmp_path / "original")
+    for name in ("000001-unit-1.safetensors", "000002-unit-1.safetensors"):
+        house.row(number, folder / name)  # the older one may have gone
+    house.file(number, name)
+    house.finish(number)
+    assert house.study.trials[number].value == 0.9
+    assert _journal.find(folder).unwritten == ((2, 0.5),)
+
+
 def test_a_plan_to_finish_changes_nothing(house: House) -> None:
     """A process that trains the trial may be writing into Optuna, and into its journal."""
     number = house.suspended(0.9)
