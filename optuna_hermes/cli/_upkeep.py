@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import typer
 from optuna_hermes._job_environment import host_name
 from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
-from optuna_hermes.errors import ExitStatus, InvalidInputError
+from optuna_hermes.errors import BrokerConflictError, ExitStatus, InvalidInputError
 from optuna_hermes.view.formats import plural, ranges, size
 
 if TYPE_CHECKING:
@@ -194,13 +195,18 @@ def _cleared_away(
 def _folders(study: Study, checkpoint_dir: str | None) -> list[Path]:
     """The folders of a study's checkpoints on this host."""
     from optuna_hermes import _optuna
+    from optuna_hermes.broker._privacy import private_folder
     from optuna_hermes.suspend._tiers import _remote
+    from optuna_hermes.workers._open_study import copies_folder
 
-    own = _optuna.checkpoint_root(study)
-    # What goes to a store is written to the study's own folder first.
-    if checkpoint_dir is None or _remote.is_url(checkpoint_dir):
-        return [own]
-    return [own, _optuna.checkpoint_root(study, Path(checkpoint_dir).expanduser())]
+    folders, copies = [_optuna.checkpoint_root(study)], copies_folder()
+    # What goes to a store is written to a folder first; another user's says nothing of the study.
+    if copies.is_dir():
+        with contextlib.suppress(BrokerConflictError):
+            folders.append(_optuna.checkpoint_root(study, private_folder(copies, "")))
+    if checkpoint_dir is not None and not _remote.is_url(checkpoint_dir):
+        folders.append(_optuna.checkpoint_root(study, Path(checkpoint_dir).expanduser()))
+    return folders
 
 
 def _way_to(place: str) -> str:

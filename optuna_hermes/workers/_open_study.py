@@ -193,14 +193,18 @@ def checkpoint_place(
     root = _optuna.checkpoint_root(study, folder)
     problem = why_unwritable(root)
     if problem is not None and url is not None:  # as where a user has no home
-        path = Path(tempfile.gettempdir()) / f"optuna-hermes-copies-{os.getuid()}"
         with contextlib.suppress(BrokerConflictError):
-            copies = private_folder(path, "set TMPDIR to a folder of your own")
+            copies = private_folder(copies_folder(), "set TMPDIR to a folder of your own")
             root = _optuna.checkpoint_root(study, copies)
             problem = why_unwritable(root)
     if problem is None and url is not None:
         problem = _remote.why_unwritable(url)
     return root, url, problem
+
+
+def copies_folder() -> Path:
+    """The folder of what goes to a store where the folders of studies cannot be written."""
+    return Path(tempfile.gettempdir()) / f"optuna-hermes-copies-{os.getuid()}"
 
 
 def _note_if_hosts_share_no_folder(

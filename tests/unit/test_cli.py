@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from optuna_hermes.errors import BrokerError, DatabaseOutageError, InvalidInputE
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import _optimize, _worker_pool
+from optuna_hermes.workers._open_study import copies_folder
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
 from support.statuses import broker_status, study_status
@@ -904,6 +906,25 @@ def test_finish_takes_the_url_of_checkpoints_too(suspended: optuna.Study) -> Non
     _journal.change(folder, unwritten=((2, 1.5),))
     assert run(["finish", *OPTIMIZE[2:], "1", "--checkpoint-dir", "s3://bucket/a"]) == 0
     assert suspended.trials[1].value == 1.5
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_finish_and_gc_look_where_a_study_s_own_folder_cannot_be_written(
+    mode: int, suspended: optuna.Study, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes to a store then lies in the user's temporary folder, unless others can enter it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    folder = _optuna.checkpoint_root(suspended, copies_folder()) / _optuna.trial_folder(1)
+    folder.mkdir(parents=True)
+    copies_folder().chmod(mode)
+    _journal.change(folder, unwritten=((2, 1.5),))
+    kept = folder / "000001-unit-1.safetensors"
+    kept.touch()
+    private = mode == 0o700
+    assert run(["finish", *OPTIMIZE[2:], "1", "--checkpoint-dir", "s3://bucket/a"]) == 0
+    assert suspended.trials[1].value == (1.5 if private else 2.0)
+    assert run(["gc", *OPTIMIZE[2:]]) == 0
+    assert kept.exists() is not private
 
 
 def test_finish_leaves_a_trial_that_trains_until_it_has_stopped(
