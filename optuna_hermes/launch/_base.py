@@ -85,9 +85,9 @@ class Launcher(ABC):
         """The hosts' output, line by line, each with the host's name before it."""
 
 
-def at_work(name: str) -> LaunchError:
-    """The error of a second job of this name."""
+def at_work(name: str, where: str = "") -> LaunchError:
+    """The error of a second job of this name; ``where`` the first can be ended, if not here."""
     return LaunchError(
-        f"A job {name!r} is at work: end it first by `optuna-hermes launch stop {name}`, or start "
-        "another one by --name."
+        f"A job {name!r} is at work: end it first by `optuna-hermes launch stop {name}`{where}, or "
+        "start another one by --name."
     )

@@ -158,8 +158,9 @@ class Kubernetes(Launcher):
             launcher=self.name, name=job.name, id=job.name, place=_place(self._namespace)
         )
         kubectl = _kubectl(launch.place)
-        if self.is_at_work(launch):  # it may be on record on another machine only
-            raise at_work(job.name)
+        if self.is_at_work(launch):  # it is on record on another machine only, or of another user
+            by_hand = " ".join([*kubectl, "delete", "job", job.name])
+            raise at_work(job.name, f" where it was launched, or by `{by_hand}`")
         # One that has ended was kept to be asked about.
         ask([*kubectl, "delete", "job", job.name, "--ignore-not-found"])
         ask([*kubectl, "apply", "-f", "-"], json.dumps(secret))

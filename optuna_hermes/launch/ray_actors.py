@@ -61,7 +61,7 @@ def start(
     """
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
     if not _kill_ended(name):
-        return str(at_work(name))
+        return str(at_work(name, " where it was launched"))
     internal_kv._internal_kv_del(name, namespace=_KEPT_IN)
     supervisor = (
         ray.remote(Supervisor)

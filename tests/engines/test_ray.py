@@ -225,13 +225,13 @@ def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
     make(postgres_url)
     env = environment(training)
 
-    def launch(n_trials: int) -> Any:
+    def launch(n_trials: int, **others: str) -> Any:
         words = (
             *("launch", "ray", "--address", ray_cluster.address, "--cpus", 1, "--grace", 20, "--"),
             *(training.target, "--storage", postgres_url, "--study-name", "s"),
             *("--n-trials", n_trials, "--checkpoint-dir", training.folder / "checkpoints"),
         )
-        return cli(*words, cwd=training.folder, env=env)
+        return cli(*words, cwd=training.folder, env={**env, **others})
 
     def states() -> list[str]:
         asked = cli("launch", "status", "s", "--json", cwd=training.folder, env=env)
@@ -248,6 +248,8 @@ def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
     refused = launch(8)
     assert refused.returncode == 1
     assert "A job 's' is at work" in refused.stderr
+    refused = launch(8, XDG_STATE_HOME=str(training.folder / "elsewhere"))
+    assert "launch stop s` where it was launched" in " ".join(refused.stderr.split())
     kill_supervisors()
     wait_for(lambda: finished(postgres_url) == {"COMPLETE": 8}, 600)
     wait_for(lambda: states() == ["done"], 120)

@@ -452,7 +452,9 @@ def test_a_job_that_has_ended_makes_room_for_its_next(
     if starts:
         kubernetes.start(job())
     else:
-        with pytest.raises(LaunchError, match=r"'digits' is at work.*launch stop digits"):
+        # It is not on record here.
+        words = "stop digits` where it was launched, or by `kubectl delete job digits`, or"
+        with pytest.raises(LaunchError, match=f"'digits' is at work.*launch {words}"):
             kubernetes.start(job())
     said = noted.read_text()
     assert ("delete job digits" in said) is starts
