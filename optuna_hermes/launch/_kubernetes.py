@@ -62,9 +62,9 @@ class Kubernetes(Launcher):
         """
         if not self._image:
             raise InvalidInputError("A pod needs an image: give one by --image.")
-        folder, default = job.checkpoint_dir, f"{CHECKPOINTS}/{job.name}"
+        folder = job.checkpoint_dir
         path = re.sub("^(file|local)://", "", folder)
-        if not ("://" in path or self._keeps(path or default)):
+        if not ("://" in path or self._keeps(path or CHECKPOINTS)):
             got = f" but got --checkpoint-dir {folder}" if folder else ""
             raise InvalidInputError(
                 f"A pod's files go with it{got}: name a claim of a volume for checkpoints, "
@@ -78,7 +78,8 @@ class Kubernetes(Launcher):
                 f"A pod's files go with it but got --storage {job.storage}: keep the study in "
                 f"PostgreSQL or MySQL, or in a file below {CHECKPOINTS}, the mount of --claim."
             )
-        more = () if folder else ("--checkpoint-dir", default)
+        # Not one for each job: a study that another job goes on with has a folder of its own there.
+        more = () if folder else ("--checkpoint-dir", CHECKPOINTS)
         command = ("optuna-hermes", "optimize", *more, *job.command)
         labels = {"app.kubernetes.io/name": "optuna-hermes", "app.kubernetes.io/instance": job.name}
         container: dict[str, Any] = {

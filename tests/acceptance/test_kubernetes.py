@@ -72,7 +72,7 @@ def test_a_pod_that_is_evicted_suspends_all_and_its_next_one_goes_on(
     assert printed.returncode == 0, printed.stderr
     container = pod_of(printed.stdout)
     program, *arguments = (
-        each.replace("/checkpoints/", f"{tmp_path}/checkpoints/") for each in container["command"]
+        each.replace("/checkpoints", f"{tmp_path}/checkpoints") for each in container["command"]
     )
     assert program == "optuna-hermes"
     told = {each["name"]: each["value"] for each in container["env"] if "value" in each}

@@ -118,7 +118,7 @@ def test_a_manifest_of_kubernetes() -> None:
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 300)
     (container,) = pod["containers"]
-    folder = ["--checkpoint-dir", "/checkpoints/digits"]
+    folder = ["--checkpoint-dir", "/checkpoints"]  # also in a job of another name, for its study
     assert container["command"] == ["optuna-hermes", "optimize", *folder, *ARGUMENTS]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
