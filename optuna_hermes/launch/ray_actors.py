@@ -106,7 +106,7 @@ class RayHost:
     """Runs ``optimize`` on its node, in a process of its own.
 
     Args:
-        name: of the host in the study's ledger.
+        name: of the host in the study's ledger: that of the launch, and a number.
         arguments: of ``optimize``.
         folder: in which it runs, if the node has it.
         environment: added to that of the node.
@@ -127,7 +127,7 @@ class RayHost:
         self._folder = folder if Path(folder).is_dir() else None
         self._lines: deque[str] = deque(maxlen=SHOWN_LINES)
         self._process: asyncio.subprocess.Process | None = None
-        self._stopped = False
+        self._launch, self._stopped = name.rpartition("-")[0], False
         own = dict(os.environ)
         if own.get("OMP_NUM_THREADS") == str(cpus):  # set by Ray, where the node has no value
             del own["OMP_NUM_THREADS"]  # else each trial would compute with so many
@@ -141,6 +141,8 @@ class RayHost:
 
     async def run(self) -> tuple[int, list[str]]:
         """Run it to its end; return its exit status and the last lines of its output."""
+        # Ray may have started this actor anew: the one before was told to stop.
+        self._stopped = self._stopped or _kept(self._launch).get("stopped", False)
         if not self._stopped:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -221,7 +223,7 @@ class Supervisor:
         self._name = name
         self._resources = dict(resources)
         self._others = others
-        kept = json.loads(internal_kv._internal_kv_get(name, namespace=_KEPT_IN) or "{}")
+        kept = _kept(name)
         self._stopped: bool = kept.get("stopped", False)
         self._ended: dict[int, tuple[int, list[str]]] = {
             int(index): (status, []) for index, status in kept.get("ended", {}).items()
@@ -288,7 +290,7 @@ class Supervisor:
         self._keep()
 
     def _keep(self) -> None:
-        """Keep outside of this process what a supervisor that Ray starts anew must not undo."""
+        """Keep outside of this process what actors that Ray starts anew must not undo."""
         ended = {index: status for index, (status, _) in self._ended.items()}
         kept = json.dumps({"stopped": self._stopped, "ended": ended})
         internal_kv._internal_kv_put(self._name, kept, namespace=_KEPT_IN)
@@ -344,6 +346,12 @@ class Supervisor:
         self._keep()
         await self._asked_all(self._left(), "stop")
         await self._end_waiting()
+
+
+def _kept(launch: str) -> dict[str, Any]:
+    """What the supervisor of a launch has kept outside of its process."""
+    kept = internal_kv._internal_kv_get(launch, namespace=_KEPT_IN)
+    return dict(json.loads(kept or "{}"))
 
 
 def _runtime_dir(name: str) -> str:

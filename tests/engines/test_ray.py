@@ -79,6 +79,7 @@ def test_a_progress_bar_is_read_and_the_hosts_broker_ends_with_it(
     """Of a line of 200 KB what a terminal would show is kept, whatever it was longer than."""
     ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
     monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(runtime_dir))
+    monkeypatch.setattr(ray_actors, "_kept", lambda launch: {})
     connect_or_start("viewer", "cpu:1").close()
     host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20, 1)
     host._command = [sys.executable, "-c", PROGRESS_BAR]
@@ -92,6 +93,7 @@ def test_a_host_may_be_stopped_while_its_process_is_created(
     """Else it would train to its end."""
     ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
     monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(runtime_dir))
+    monkeypatch.setattr(ray_actors, "_kept", lambda launch: {})
     host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20, 1)
     host._command = ["sleep", "60"]
 
@@ -103,6 +105,23 @@ def test_a_host_may_be_stopped_while_its_process_is_created(
         return await asyncio.wait_for(running, 30)
 
     assert asyncio.run(run_and_stop()) == (75, [])
+
+
+def test_a_host_that_ray_starts_anew_after_a_stop_trains_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first process was told, and Ray repeats its call."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(tmp_path))
+    store = mock.MagicMock()
+    monkeypatch.setattr(ray_actors, "internal_kv", store)
+    host = ray_actors.RayHost("s-b-0", (), str(tmp_path), {}, 20, 1)
+    host._command = ["touch", str(tmp_path / "trained")]
+    store._internal_kv_get.side_effect = lambda launch, namespace: (
+        '{"stopped": true, "ended": {}}' if launch == "s-b" else None
+    )
+    assert asyncio.run(host.run()) == (75, [])
+    assert not (tmp_path / "trained").exists()
 
 
 @pytest.mark.parametrize(("threads", "left"), [("4", None), ("2", "2"), (None, None)])
