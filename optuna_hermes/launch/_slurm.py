@@ -36,6 +36,8 @@ _STATES: dict[str, HostState] = {
 SLURM, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE."""
 _QUEUED_AGAIN = ("waiting", "running")
 """States of tasks that go back into the queue when they are told to suspend."""
+_CANCELLED_BY_NUMBER = ("CONFIGURING", "COMPLETING")
+"""Tasks that begin, or may go back into the queue: no ``--state`` of ``scancel`` finds them."""
 _FIELD = re.compile(r"(\w+)=(\S*)")
 
 
@@ -86,12 +88,16 @@ class Slurm(Launcher):
             launcher=self.name, name=job.name, id=number, folder=str(Path.cwd()), place=cluster
         )
 
-    def hosts(self, launch: Launch) -> tuple[Host, ...]:
+    def _tasks(self, launch: Launch) -> list[list[str]]:
+        """The rows of ``squeue``: of each task its array, index, state, node and reason."""
         # All of the user's, for a job that the controller has forgotten is an error by its number.
         squeue = _program("squeue", launch)
         said = ask([*squeue, "--me", "-h", "-r", "-t", "all", "-o", "%F|%K|%T|%N|%r"])
         rows = [line.split("|") for line in said.splitlines()]
-        tasks = sorted((row for row in rows if row[0] == launch.id), key=lambda row: int(row[1]))
+        return sorted((row for row in rows if row[0] == launch.id), key=lambda row: int(row[1]))
+
+    def hosts(self, launch: Launch) -> tuple[Host, ...]:
+        tasks = self._tasks(launch)
         some_failed = any(state == "FAILED" for _, _, state, _, _ in tasks)
         suspended = _suspended(launch) if some_failed else frozenset()
         return tuple(
@@ -108,13 +114,18 @@ class Slurm(Launcher):
         # A driver that suspends puts its job back into the queue, unless SLURM refuses.
         scontrol, scancel = _program("scontrol", launch), _program("scancel", launch)
         refused: dict[str, LaunchError] = {}
-        for host in self.hosts(launch):
-            if host.state in _QUEUED_AGAIN:
-                task = host.name.rpartition("-")[2]
-                try:
-                    ask([*scontrol, "update", f"JobId={launch.id}_{task}", "Requeue=0"])
-                except LaunchError as error:  # it may have just ended, and others have not
-                    refused[host.name] = error
+        for _, task, state, _, _ in self._tasks(launch):
+            number = f"{launch.id}_{task}"
+            if state in _CANCELLED_BY_NUMBER:
+                command = [*scancel, number]
+            elif _STATES.get(state) in _QUEUED_AGAIN:
+                command = [*scontrol, "update", f"JobId={number}", "Requeue=0"]
+            else:
+                continue
+            try:
+                ask(command)
+            except LaunchError as error:  # it may have just ended, and others have not
+                refused[f"{launch.name}-{task}"] = error
         try:
             ask([*scancel, "--state=PENDING", launch.id])
         finally:

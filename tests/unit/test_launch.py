@@ -284,6 +284,32 @@ def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(launcher("slurm").logs(launched)) == ["digits-0: one", "digits-0: two"]
 
 
+@pytest.mark.parametrize("then", ["COMPLETED", "PENDING"])
+def test_tasks_that_no_state_of_scancel_finds_are_cancelled(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares with all flags: one that begins, or goes into the queue again, trained later."""
+    asked: list[str] = []
+
+    def answer(command: list[str]) -> str:
+        asked.append(" ".join(command))
+        if command == ["scancel", "17_1"]:
+            raise LaunchError("17_1 is already done")
+        states = ("CONFIGURING", "COMPLETING" if len(asked) == 1 else then, "RUNNING", "SIGNALING")
+        return "".join(f"17|{task}|{state}|n1|None\n" for task, state in enumerate(states))
+
+    monkeypatch.setattr("optuna_hermes.launch._slurm.ask", answer)
+    launched = Launch(launcher="slurm", name="digits", id="17")
+    is_queued = pytest.raises(LaunchError, match="17_1 is already done")
+    with is_queued if then == "PENDING" else contextlib.nullcontext():
+        launcher("slurm").stop(launched)
+    assert asked[1:6] == [
+        *("scancel 17_0", "scancel 17_1", "scontrol update JobId=17_2 Requeue=0"),
+        "scancel --state=PENDING 17",
+        "scancel --state=RUNNING --batch --signal=TERM 17",
+    ]
+
+
 @pytest.mark.parametrize("then", ["RUNNING", "COMPLETED"])
 def test_a_task_that_cannot_be_changed_holds_up_no_other_one(
     then: str, monkeypatch: pytest.MonkeyPatch
