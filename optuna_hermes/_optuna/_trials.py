@@ -142,11 +142,14 @@ def overwrite_notes(storage: BaseStorage, trial: FrozenTrial) -> None:
             storage.set_trial_user_attr(trial._trial_id, key, value)
 
 
-def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
-    """A live handle of a trial that another process created."""
+def reattach(study: optuna.Study, trial_id: int, *, anew: bool = False) -> optuna.Trial:
+    """A live handle of a trial that another process created; with ``anew`` without its reports."""
     study._thread_local.cached_all_trials = None
     study.get_trials(deepcopy=False)  # fills the cache that set_trial_param relies on
-    return optuna.Trial(study, trial_id)
+    trial = optuna.Trial(study, trial_id)
+    if anew:  # else Optuna ignores what is reported for their steps, and shows them to pruners
+        trial._cached_frozen_trial.intermediate_values = {}
+    return trial
 
 
 def no_trial() -> FixedTrial:
@@ -184,12 +187,13 @@ def _has_several_objectives(trial: Any) -> bool:
 
 
 def reported_steps(trial: Any) -> frozenset[int]:
-    """The steps for which Optuna has a value already; empty for a ``FixedTrial``."""
-    study = getattr(trial, "study", None)
-    if study is None:
+    """The steps for which Optuna has a value already; empty for one that begins anew.
+
+    And for a ``FixedTrial``.
+    """
+    if getattr(trial, "study", None) is None:
         return frozenset()
-    # Of this trial alone: to read all takes as long as there are trials that have not ended.
-    return frozenset(study._storage.get_trial(trial._trial_id).intermediate_values)
+    return frozenset(trial._cached_frozen_trial.intermediate_values)
 
 
 def params_of(trial: optuna.trial.BaseTrial) -> Params:

@@ -279,9 +279,9 @@ class _TrialExecution:
                     self._study, name=name, lost=grant.lost, listed_number=grant.listed_number
                 )
         else:
-            trial = _optuna.reattach(self._study, grant.trial_id)
-            # One that begins anew trains units again of which Optuna has values, and says so each
-            # time.
+            anew = not grant.checkpoints
+            trial = _optuna.reattach(self._study, grant.trial_id, anew=anew)
+            # One that goes on may run code again that has reported, and would say so each time.
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
         self._session.describe = partial(_optuna.params_of, trial)
         self._session.begin(trial.number, _optuna.trial_id(trial))

@@ -64,6 +64,34 @@ def crashing_late(trial: optuna.Trial) -> float:
     return 1.0
 
 
+def beginning_anew(trial: optuna.Trial) -> float:
+    """The first process ends in its third unit; the next one reports other values."""
+    mark = Path("begun")
+    best = 2.0 if mark.exists() else 1.0
+    mark.touch()
+    for unit in range(1, 5):
+        if unit == 3 and best == 1.0:
+            os._exit(9)
+        trial.report(best / unit, unit)
+        trial.should_prune()
+    return best
+
+
+def beginning_anew_in_a_loop(trial: optuna.Trial) -> float:
+    """As ``beginning_anew``, in a loop that waits in memory only."""
+    mark = Path("begun")
+    best = 2.0 if mark.exists() else 1.0
+    mark.touch()
+    run = suspendable(trial)
+    for epoch in run.epochs(4):
+        if epoch == 2 and best == 1.0:
+            os._exit(9)
+        for _ in run.batches(iter([1, 2])):
+            pass
+        run.report(best / (epoch + 1))
+    return best
+
+
 def crashing_rarely(trial: optuna.Trial) -> float:
     """Each unit is lost once, and reached the next time."""
     loader = DataLoader(TensorDataset(torch.arange(4.0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.errors import TrialsFailedError
+from optuna_hermes.ledger import open_ledger
 
 ENDING = Path(__file__).parent / "ending.py"
 STUDY = ("--json", "--study-name", "s", "--storage")
@@ -66,6 +68,20 @@ def test_units_that_are_trained_again_are_no_progress(run: Any) -> None:
     done = run("crashing_late", n_trials=2)
     assert done.returncode == 0, done.stderr
     assert states(done) == ["FAIL", "COMPLETE"]
+
+
+@pytest.mark.parametrize("objective", ["beginning_anew", "beginning_anew_in_a_loop"])
+def test_a_trial_that_begins_anew_reports_what_it_has_now(
+    objective: str, run: Any, storage_url: str
+) -> None:
+    """Policies would take the last value of its first process for its own, and wait for more."""
+    done = run(objective, n_trials=1)
+    assert states(done) == ["COMPLETE"]
+    study = optuna.load_study(study_name="s", storage=storage_url)
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        (curve,) = ledger.load_curves(_optuna.study_key(study)).values()
+    assert curve.values == (2.0, 1.0, 2 / 3, 0.5)
+    assert study.trials[0].intermediate_values == dict(zip(curve.steps, curve.values, strict=True))
 
 
 def test_a_trial_that_gets_on_is_not_given_up(run: Any) -> None:
