@@ -100,6 +100,7 @@ from optuna_hermes._optuna._trials import reattach as reattach
 from optuna_hermes._optuna._trials import replace_params as replace_params
 from optuna_hermes._optuna._trials import report as report
 from optuna_hermes._optuna._trials import reported_steps as reported_steps
+from optuna_hermes._optuna._trials import seed_of_trial as seed_of_trial
 from optuna_hermes._optuna._trials import set_attributes as set_attributes
 from optuna_hermes._optuna._trials import should_prune as should_prune
 from optuna_hermes._optuna._trials import storage_advice as storage_advice

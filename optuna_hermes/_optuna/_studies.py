@@ -34,7 +34,7 @@ from optuna_hermes._optuna._storages import (
     of_database,
     open_storage,
 )
-from optuna_hermes._optuna._trials import ours, trial_states
+from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._optuna_tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudyIdentity, StudySpec
 from optuna_hermes.broker._imports import absolute_policy_name, import_folders
@@ -256,9 +256,6 @@ def study_seed(study: optuna.Study, seed: int | None, first: int | None = None) 
 
     A study without any gets ``first``, or a fresh one. Unlike ``seed`` that changes no stored one:
     samplers on several hosts may have several seeds, but a trial has the same on each.
-
-    Raises:
-        InvalidInputError: the study has unfinished trials that were begun with another seed.
     """
     storage, study_id = study._storage, study._study_id
     known = _offered(study, _SEED_ATTRIBUTE)
@@ -268,12 +265,6 @@ def study_seed(study: optuna.Study, seed: int | None, first: int | None = None) 
         return int(_given(study, _SEED_ATTRIBUTE, int(first)) if known is None else known)
     seed = int(seed)  # one of NumPy's is no JSON
     if seed != known:
-        if known is not None and any(map(ours, study.get_trials(deepcopy=False))):
-            raise InvalidInputError(
-                "A study keeps its seed while it has unfinished trials, whose random splits of "
-                f"data would change, but got {seed} in place of {known}: leave the seed out, or "
-                f"give {known}."
-            )
         storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, seed)
     return seed
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 STATE_ATTRIBUTE = "hermes:state"
 SECONDS_ATTRIBUTE = "hermes:device_seconds"
 _OPENED_ATTRIBUTE = "hermes:opened"
+_SEED_ATTRIBUTE = "hermes:seed"
 
 
 def open_trial(
@@ -37,6 +38,7 @@ def open_trial(
     name: str | None = None,
     lost: Collection[str] = (),
     listed_number: int | None = None,
+    seed: int = 0,
 ) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue; as ``study.ask()``.
 
@@ -46,9 +48,11 @@ def open_trial(
         name: unique name of this opening; None draws one.
         lost: names of openings whose processes died; a trial that one of them left is taken first.
         listed_number: the number of the trial that is taken before others, if it waits.
+        seed: the study's present one, which the trial keeps; see ``seed_of_trial``.
     """
     # A name of this call alone: it tells our trial from those that other workers take meanwhile.
-    return with_retry(_open, study, name or uuid.uuid4().hex, frozenset(lost), listed_number, [])
+    name = name or uuid.uuid4().hex
+    return with_retry(_open, study, name, frozenset(lost), listed_number, seed, [])
 
 
 def _open(
@@ -56,6 +60,7 @@ def _open(
     name: str,
     lost: frozenset[str],
     listed_number: int | None,
+    seed: int,
     not_mine: list[set[int]],
 ) -> optuna.Trial:
     """Open a trial by this name, or return the one that an unanswered earlier call has opened.
@@ -82,10 +87,11 @@ def _open(
     # Stable: but for the one that is wanted they stay in order.
     for trial in sorted(trials, key=lambda trial: trial.number != listed_number):
         if trial.state == TrialState.WAITING and _take(storage, trial, name, missed):
+            storage.set_trial_system_attr(trial._trial_id, _SEED_ATTRIBUTE, seed)
             return _opened(study, trial._trial_id, trials)
     # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
     # trial that can be found.
-    named = {_OPENED_ATTRIBUTE: name}
+    named = {_OPENED_ATTRIBUTE: name, _SEED_ATTRIBUTE: seed}
     template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs=named)
     return _opened(study, storage.create_new_trial(study_id, template), trials)
 
@@ -150,6 +156,11 @@ def reattach(study: optuna.Study, trial_id: int, *, anew: bool = False) -> optun
     if anew:  # else Optuna ignores what is reported for their steps, and shows them to pruners
         trial._cached_frozen_trial.intermediate_values = {}
     return trial
+
+
+def seed_of_trial(trial: optuna.Trial, seed: int) -> int:
+    """The seed of the study when a trial was begun; ``seed`` where it was not kept."""
+    return int(trial._cached_frozen_trial.system_attrs.get(_SEED_ATTRIBUTE, seed))
 
 
 def no_trial() -> FixedTrial:

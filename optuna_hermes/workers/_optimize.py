@@ -109,8 +109,7 @@ def optimize(
             devices that are not needed are powered down.
         slice_seconds: least length of a slice.
         seed: source of all random numbers of sampler and trials; None for the one that the study
-            has, at first that of its ``HermesSampler``, or one that is drawn. Another one is
-            refused while trials are unfinished.
+            has, at first that of its ``HermesSampler``, or one that is drawn.
         checkpoint_dir: folder or URL for checkpoints. None for beside an SQLite file, else in the
             user's state folder.
         ledger: URL of a database that all hosts reach, for a study in a journal file or behind a

@@ -239,8 +239,9 @@ class _TrialExecution:
         self._session.on_state = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
         given = len(trial.params)
-        _optuna.reseed(self._study.sampler, self._job.spec.seed, trial.number, given)
-        seed = trial_seed(self._job.spec.seed, trial.number)
+        begun_with = _optuna.seed_of_trial(trial, self._job.spec.seed)
+        _optuna.reseed(self._study.sampler, begun_with, trial.number, given)
+        seed = trial_seed(begun_with, trial.number)
         seed_everything(seed)
         seed_entropy(seed)
         self._session.on_first_batch = end_entropy
@@ -276,7 +277,11 @@ class _TrialExecution:
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _creation_lock(self._job.checkpoint_root):
                 trial = _optuna.open_trial(
-                    self._study, name=name, lost=grant.lost, listed_number=grant.listed_number
+                    self._study,
+                    name=name,
+                    lost=grant.lost,
+                    listed_number=grant.listed_number,
+                    seed=self._job.spec.seed,
                 )
         else:
             anew = not grant.checkpoints

@@ -54,7 +54,7 @@ def test_four_hosts_and_forty_live_trials_on_twenty_connections(
         env = {"OPTUNA_HERMES_RUNTIME_DIR": str(own), "OPTUNA_HERMES_HOST": f"host-{number}"}
         words = [
             *("optimize", f"{file}:objective", "--storage", narrow_url, "--study-name", "s"),
-            *("--n-trials", N_TRIALS, "--devices", "cpu:2", "--seed", 0, "--json"),
+            *("--n-trials", N_TRIALS, "--devices", "cpu:2", "--seed", number, "--json"),
             *("--policy", "round-robin", "--slice-seconds", 0.3),
             *("--checkpoint-dir", tmp_path / "checkpoints"),
         ]

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes._optuna import _surrogate_model
-from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.errors import StorageError
 from optuna_hermes.sampler import devices_of, seed_of
 
 
@@ -473,7 +473,8 @@ def test_marks_of_trials_have_one_name(study: optuna.Study) -> None:
     for number in range(5):
         _optuna.open_trial(study, name=str(number))
     assert _optuna.open_trial(study, name="5", lost=["2"]).number == 2
-    assert {name for trial in study.trials for name in trial.system_attrs} == {"hermes:opened"}
+    names = {name for trial in study.trials for name in trial.system_attrs}
+    assert names == {"hermes:opened", "hermes:seed"}
     assert [*map(_optuna.opened_by, study.trials)] == [{name} for name in "01534"]
 
 
@@ -616,6 +617,19 @@ def test_another_process_gets_the_same_trial(storage_url: str, study: optuna.Stu
     assert study.trials[0].intermediate_values == {1: 0.5, 2: 0.4}
 
 
+def test_a_trial_keeps_the_seed_that_it_was_begun_with(
+    storage_url: str, study: optuna.Study
+) -> None:
+    """With that of a later call it would split its data otherwise when it is resumed."""
+    study.enqueue_trial({"x": 0.5})
+    begun = [_optuna.open_trial(study, seed=3) for _ in range(2)]
+    assert [_optuna.seed_of_trial(trial, 5) for trial in begun] == [3, 3]
+    plain = study.ask()  # as that of an earlier version
+    again = optuna.load_study(study_name="s", storage=storage_url)
+    resumed = [_optuna.reattach(again, _optuna.trial_id(each)) for each in (*begun, plain)]
+    assert [_optuna.seed_of_trial(trial, 5) for trial in resumed] == [3, 3, 5]
+
+
 def test_a_study_made_again_has_another_key(storage_url: str, study: optuna.Study) -> None:
     """The ledger of a deleted study is not taken for that of its namesake."""
     key = _optuna.study_key(study)
@@ -630,17 +644,6 @@ def test_the_seed_is_kept(study: optuna.Study) -> None:
     assert _optuna.study_seed(study, 7) == 7
     assert _optuna.study_seed(study, None) == 7
     assert _optuna.study_seed(study, None, 8) == 7  # of the sampler on another host
-
-
-def test_unfinished_trials_keep_their_seed(study: optuna.Study) -> None:
-    """With another one they would split their data otherwise when they are resumed."""
-    assert _optuna.study_seed(study, 3) == 3
-    trial = _optuna.open_trial(study)
-    with pytest.raises(InvalidInputError, match="got 5 in place of 3: leave the seed out"):
-        _optuna.study_seed(study, 5)
-    assert [_optuna.study_seed(study, seed) for seed in (3, None)] == [3, 3]
-    study.tell(trial, 0.0)
-    assert _optuna.study_seed(study, 5) == 5
 
 
 def test_the_first_seed_may_be_the_samplers(study: optuna.Study) -> None:
