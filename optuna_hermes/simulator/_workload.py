@@ -233,6 +233,13 @@ def _params(name: str, arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]
             f"has {params.shape}."
         )
     columns = [_column(each) for each in names]
+    for (column, choices), values in zip(columns, params.T.tolist(), strict=True):
+        unknown = {value for value in values if choices and value == value} - choices.keys()
+        if unknown:
+            raise InvalidInputError(
+                f"{name}: {column} must be 0 to {len(choices) - 1}, one of its choices, but got "
+                f"{min(unknown)!r}."
+            )
     return [
         {
             column: choices.get(value, value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import importlib
 import json
 import logging
 import os
@@ -136,8 +135,10 @@ def compute(packed: str) -> str:
         # Here alone: what arguments import or raise must not harm a process that serves.
         call: Call = pickle.loads(base64.b64decode(packed.partition(" ")[0]))
         module, name, args, kwargs = call
-        if not _is_owner(module):  # the objective may be the first to import it
-            importlib.import_module(module)
+        if not _is_owner(module) and module not in sys.modules:
+            # Not imported here: what that draws, and whether torch is there, would not be as where
+            # the objective does it.
+            return "only the objective imports its module: import it at the top of the file"
         _process.values[_key(call)] = call_alike(0, _find(module, name), *args, **kwargs)
     except BaseException as error:
         return f"it raised {repr(error)[:LONGEST_REASON]} in another process than the trial's"

@@ -141,8 +141,8 @@ def _begin_child() -> None:
         torch._set_worker_signal_handlers = partial(  # type: ignore[attr-defined]
             _begin_loader, torch._set_worker_signal_handlers
         )
-    _ignored.update(_forks.counts)
     try:
+        _ignored.update(_forks.counts)
         _unblock()
     finally:  # what a handler raises here is lost, as if the signal had not come
         if _seen is not None:
@@ -168,7 +168,9 @@ def _act_if_alone(number: int, frame: FrameType | None) -> None:
         if time.monotonic() > deadline:
             return _act(number, frame)
         time.sleep(0.005)
-    _ignored[number], _seen[own] = _seen[number], 0
+    # One for each: the parent may have counted another one that has yet to come here.
+    _ignored[number] = (_ignored.get(number, 0) + 1) % 256
+    _seen[own] = 0
     return None
 
 

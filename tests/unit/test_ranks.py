@@ -504,12 +504,15 @@ def test_what_is_sent_after_the_last_look_is_read(
     assert ranks.end == {"rank": 0}
 
 
+class MadeError(Exception):
+    """One that pickle takes, and cannot make again."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+
+
 def test_the_first_error_counts() -> None:
     """A rank's error is known where the ranks were started; one that cannot be sent is not."""
-
-    class MadeError(Exception):
-        def __init__(self, text: str, number: int) -> None:
-            super().__init__(text)
 
     def body(rank: Rank) -> None:
         error = LookupError("first") if rank.rank == 0 else LookupError(threading.Lock())

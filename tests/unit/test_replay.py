@@ -152,6 +152,7 @@ WRONG_ARRAYS: dict[str, dict[str, Any]] = {
     "NaN as a length": {"length": np.array([2.0, np.nan])},
     "flat values": {"value": np.ones(4)},
     "params of one trial": {"params": np.ones((1, 2))},
+    "a choice that is none": {"params": np.array([[0.1, 2.0], [0.2, 0.0]])},
     "params without names": {"param_names": np.array(["lr"])},
     "meta that is no JSON": {"meta": np.array("name: task")},
     "meta that is a list": {"meta": np.array("[]")},

@@ -67,6 +67,8 @@ assert process.exitcode == 1
 AFTER_ONE_TO_ALL = f"""
 def begin(ready):
     os.kill(os.getppid(), signal.SIGTERM)
+    while not _signals.sent_to_all():
+        threading.Event().wait(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
     ready.set()
     threading.Event().wait(60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
@@ -84,9 +85,14 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
     """Log files that only their user can read, also after their folder was made again."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        path = Path(self.baseFilename)
-        if self.stream is not None and not path.exists() and path.parent.is_dir():
-            self.stream.close()
+        file = self.baseFilename
+        if (
+            self.stream is not None
+            and not os.path.exists(file)
+            and os.path.isdir(os.path.dirname(file))
+        ):
+            with contextlib.suppress(OSError):  # of a full disk
+                self.stream.close()
             self.stream = None
         super().emit(record)
 
