@@ -6,27 +6,19 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.policies.base import Policy
 
-_BEFORE = frozenset(sys.modules)
-"""Modules that no policy of a user's has imported."""
-
-_folders: set[str] = set()
-"""Folders from which this process imports for policies only."""
-
 
 def load_policy(target: str) -> Policy:
     """Load a user's policy class by ``FILE.py:CLASS`` or ``module:CLASS``, and return an object.
 
-    A file is run anew each time, and modules that policies have imported from folders of their own
-    are imported anew: so changes take effect, and of two projects' modules of one name each policy
-    gets its own. What a method imports is that of the policy that was loaded last. A module that
-    cannot be imported is looked for as a file of this folder.
+    A file is run anew each time, so that changes in it take effect. A module that cannot be
+    imported is looked for as a file of this folder.
 
     Raises:
         UnknownPolicyError: there is no such file, module or class.
@@ -37,7 +29,6 @@ def load_policy(target: str) -> Policy:
         raise UnknownPolicyError(
             f"A policy of your own is FILE.py:CLASS or module:CLASS but got {target!r}."
         )
-    _forget_modules()
     made = _named(place, name)
     if made is None:
         raise UnknownPolicyError(f"There must be a class {name!r} in {place} but there is none.")
@@ -52,30 +43,6 @@ def load_policy(target: str) -> Policy:
             f"A policy must be made without arguments but {target!r} raised {error!r}: give each "
             "parameter a default, and write decide()."
         ) from error
-
-
-def look_in(paths: Iterable[str]) -> None:
-    """Import from these folders too: before those of earlier policies, but after all others.
-
-    So they hide no module of this process.
-    """
-    own = [each for each in sys.path if each not in _folders]
-    new = [each for each in dict.fromkeys(paths) if each not in own]
-    _folders.update(new)
-    earlier = [each for each in sys.path if each in _folders and each not in new]
-    sys.path[:] = [*own, *new, *earlier]
-
-
-def _forget_modules() -> None:
-    # A compiled module, or one of an installed package, may not be loadable twice.
-    folders = [each for each in _folders if not each.endswith("-packages")]
-    for name in sys.modules.keys() - _BEFORE:
-        known = getattr(sys.modules[name], "__dict__", {})
-        found = {str(known.get("__file__")).removesuffix(".py"), *(known.get("__path__") or ())}
-        places = {os.path.join(each, *name.split(".")) for each in folders}
-        if name.partition(".")[0] != "optuna_hermes" and not places.isdisjoint(found):
-            del sys.modules[name]
-    importlib.invalidate_caches()
 
 
 def _named(place: str, name: str) -> Any:
@@ -100,8 +67,10 @@ def _run_file(path: str) -> Mapping[str, Any]:
         raise UnknownPolicyError(
             f"A policy's file must be there but {path!r} cannot be read: {error.strerror}."
         ) from error
-    # For modules beside it, now and in its methods.
-    look_in([os.path.dirname(os.path.abspath(path))])
+    # For modules beside it, now and in its methods; last, so that nothing is hidden.
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.append(folder)
     return runpy.run_path(path, run_name=path.rpartition("/")[2].removesuffix(".py"))
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from optuna_hermes.broker._imports import absolute_policy_name, import_folders
-from optuna_hermes.broker._server._ledger_reader import try_policy
+from optuna_hermes.broker._server._ledger_reader import look_in
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy
-from optuna_hermes.policies._custom import look_in
 
 NEWEST = """
 from __future__ import annotations
@@ -99,30 +97,6 @@ def test_what_was_changed_in_the_file_counts(folder: Path) -> None:
     assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 2
     (folder / "mine.py").write_text(NEWEST.replace("SIGN = -1", "SIGN = 1"))
     assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 0
-
-
-@pytest.mark.parametrize("place", ["{folder}/mine.py", "project.mine"])
-def test_each_project_has_modules_of_its_own(folder: Path, place: str) -> None:
-    """A broker serves several: the second had the first one's, and each kept what was edited."""
-    (folder / "mine.py").write_text(NEWEST.replace("SIGN = -1", "from beside import SIGN"))
-    (folder / "beside.py").write_text("SIGN = -1\n")
-    shutil.copytree(folder, folder / "one" / "project", ignore=shutil.ignore_patterns("one"))
-    shutil.copytree(folder / "one", folder / "other")
-    for project in ("one", "other"):
-        package = "from project.beside" if place == "project.mine" else "from beside"
-        mine, beside = (folder / project / "project" / each for each in ("mine.py", "beside.py"))
-        mine.write_text(mine.read_text().replace("from beside", package))
-        beside.write_text(f"SIGN = {-1 if project == 'one' else 1}\n")
-
-    def newest(project: str) -> int:
-        at = folder / project
-        name = f"{place.format(folder=at / 'project')}:Newest"
-        try_policy(name, [os.fspath(at)])
-        return int(make_policy(name).decide(SNAPSHOT).memory)
-
-    assert [newest("one"), newest("other"), newest("one")] == [2, 0, 2]
-    (folder / "one" / "project" / "beside.py").write_text("SIGN = 1  # edited\n")
-    assert newest("one") == 0
 
 
 def test_a_module_of_a_package_is_imported() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -85,10 +87,15 @@ class LedgerReader:
             )
 
 
-def try_policy(name: str, folders: Collection[str]) -> None:
+def try_policy(name: str, folders: Iterable[str]) -> None:
     """Raise ``HermesError`` if a policy cannot be made; its module may be in these folders."""
-    if folders:
-        from optuna_hermes.policies._custom import look_in  # few have one of their own
-
-        look_in(folders)
+    look_in(folders)
     make_policy(name)
+
+
+def look_in(paths: Iterable[str]) -> None:
+    """Import from these folders too, after all others: they hide no module of this process."""
+    for path in paths:
+        if path not in sys.path:
+            sys.path.append(path)
+            importlib.invalidate_caches()
