@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from optuna_hermes.broker._imports import absolute_policy_name, import_folders
-from optuna_hermes.broker._server._ledger_reader import look_in
+from optuna_hermes.broker._server._policy_modules import look_in, try_policy
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy
@@ -97,6 +98,73 @@ def test_what_was_changed_in_the_file_counts(folder: Path) -> None:
     assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 2
     (folder / "mine.py").write_text(NEWEST.replace("SIGN = -1", "SIGN = 1"))
     assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 0
+
+
+@pytest.fixture
+def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Folders of two projects, each with a policy that imports ``beside``; a broker's process."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for sign, folder in zip((-1, 1), folders, strict=True):
+        package = folder / "project"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        for place, module in ((folder / "mine.py", "beside"), (package / "mine.py", ".beside")):
+            imported = f"from {module} import SIGN"
+            place.write_text(NEWEST.replace("SIGN = -1", imported))
+            (place.parent / "beside.py").write_text(f"SIGN = {sign}\n")
+    yield folders
+    for name in sys.modules.keys() - before:
+        if str(tmp_path) in str(vars(sys.modules[name]).get("__file__")):
+            del sys.modules[name]
+
+
+FORMS = ["{folder}/mine.py:Newest", "energy:{folder}/mine.py:Newest", "project.mine:Newest"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_broker_gives_no_policy_another_projects_module(projects: list[Path], form: str) -> None:
+    """It imports a module once, for all: the second project's policy ran with the first's."""
+    one, other = (form.format(folder=folder) for folder in projects)
+    try_policy(one, [os.fspath(projects[0])])
+    there = sys.modules.copy()
+    with pytest.raises(InvalidInputError, match=r"beside|project") as caught:
+        try_policy(other, [os.fspath(projects[1])])
+    assert f"from {projects[0]}" in str(caught.value)
+    assert f"not from {projects[1]}" in str(caught.value)
+    assert "`optuna-hermes broker --stop`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sys.modules == there  # nothing was imported for it, nor anew
+    try_policy(one, [os.fspath(projects[0])])
+    try_policy("fifo", ())
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_a_module_that_is_found_in_another_projects_folder_is_noticed(
+    projects: list[Path], spoils: bool
+) -> None:
+    """That folder comes first in a broker, also where nothing was imported from it before."""
+    (projects[0] / "mine.py").write_text(NEWEST)
+    (projects[0] / "beside.py").write_text("" if spoils else "SIGN = 3")
+    try_policy(f"{projects[0]}/mine.py:Newest", [os.fspath(projects[0])])
+    with pytest.raises(InvalidInputError, match=f"'beside' from {projects[0]}/beside.py, not"):
+        try_policy(f"{projects[1]}/mine.py:Newest", [os.fspath(projects[1])])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_broker_takes_no_earlier_version_of_a_module(projects: list[Path], form: str) -> None:
+    """A policy whose module was edited ran with what the broker had imported before."""
+    name, folders = form.format(folder=projects[0]), [os.fspath(projects[0])]
+    try_policy(name, folders)
+    (projects[0] / "train.py").write_text("the objective is none of its modules")
+    try_policy(name, folders)
+    package = projects[0] / "project" if form.startswith("project") else projects[0]
+    (package / "beside.py").write_text("SIGN = 1  # edited\n")
+    with pytest.raises(InvalidInputError, match=f"imported {package}/beside.py before its last"):
+        try_policy(name, folders)
+    (package / "beside.py").unlink()
+    try_policy(name, folders)
 
 
 def test_a_module_of_a_package_is_imported() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 import time
-from collections.abc import Iterable
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -14,9 +11,9 @@ from weakref import WeakValueDictionary
 
 from optuna_hermes.broker._protocol import OpenStudy, Reattach, Register, StudySpec
 from optuna_hermes.broker._server._ledgers import Ledgers, in_parts, is_shared, study_facts
+from optuna_hermes.broker._server._policy_modules import try_policy
 from optuna_hermes.errors import LedgerError
 from optuna_hermes.model import Curve
-from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._event_handler import EventHandler
@@ -85,17 +82,3 @@ class LedgerReader:
                 f"study {served.name!r}, which it serves in {served.ledger_url}: train a copy once "
                 "that has ended. If the file was moved, run `optuna-hermes broker --stop` first."
             )
-
-
-def try_policy(name: str, folders: Iterable[str]) -> None:
-    """Raise ``HermesError`` if a policy cannot be made; its module may be in these folders."""
-    look_in(folders)
-    make_policy(name)
-
-
-def look_in(paths: Iterable[str]) -> None:
-    """Import from these folders too, after all others: they hide no module of this process."""
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
-            importlib.invalidate_caches()

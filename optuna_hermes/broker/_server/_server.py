@@ -28,11 +28,12 @@ from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE
 from optuna_hermes.broker._server._apply_writes import WriterTerms
-from optuna_hermes.broker._server._ledger_reader import LedgerReader, try_policy
+from optuna_hermes.broker._server._ledger_reader import LedgerReader
 from optuna_hermes.broker._server._ledgers import LedgerOutcome, Ledgers
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proofs_of
+from optuna_hermes.broker._server._policy_modules import try_policy
 from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import (
