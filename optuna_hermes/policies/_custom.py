@@ -12,6 +12,7 @@ from typing import Any
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.policies.base import Policy
+from optuna_hermes.policies.decisions import said
 
 
 def load_policy(target: str) -> Policy:
@@ -40,8 +41,8 @@ def load_policy(target: str) -> Policy:
         return made()
     except (Exception, SystemExit) as error:
         raise InvalidInputError(
-            f"A policy must be made without arguments but {target!r} raised {error!r}: give each "
-            "parameter a default, and write decide()."
+            f"A policy must be made without arguments but {target!r} raised {said(error)}: give "
+            "each parameter a default, and write decide()."
         ) from error
 
 
@@ -55,7 +56,9 @@ def _named(place: str, name: str) -> Any:
     except (UnknownPolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a script may end its interpreter
-        raise InvalidInputError(f"Importing {place} raised {error!r}: mend that first.") from error
+        raise InvalidInputError(
+            f"Importing {place} raised {said(error)}: mend that first."
+        ) from error
 
 
 def _run_file(path: str) -> Mapping[str, Any]:

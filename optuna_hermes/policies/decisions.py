@@ -99,17 +99,22 @@ def _check_sizes(trial: TrialView | None, n_devices: int, batch_size: object) ->
         )
 
 
+def said(error: BaseException) -> str:
+    """The ``repr`` of an error of a user's own, whatever it holds; its class if it has none."""
+    try:
+        text = repr(error)
+    except Exception:  # it is the user's class
+        text = type(error).__name__
+    # An assertion may hold all of a snapshot.
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def raised(error: BaseException) -> str:
     """Describe an error of a policy, with file and line unless it is one of the checks here."""
-    try:
-        said = repr(error)
-    except Exception:  # it is the user's class
-        said = type(error).__name__
-    if len(said) > _LONGEST:  # an assertion may hold all of a snapshot
-        said = f"{said[:_LONGEST]}..."
+    text = said(error)
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     path, line = frames[-1]
-    return said if path in (__file__, frames[0][0]) else f"{said} at {path}:{line}"
+    return text if path in (__file__, frames[0][0]) else f"{text} at {path}:{line}"
 
 
 @contextmanager

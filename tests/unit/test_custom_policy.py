@@ -200,6 +200,23 @@ def test_what_is_wrong_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("at", ["import", "init"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("AssertionError('x' * 5_000_000)", r"AssertionError\('xxx"), ("Unreadable()", "Unreadable")],
+)
+def test_an_error_is_said_whatever_it_holds(folder: Path, at: str, error: str, words: str) -> None:
+    """No message to a driver may be as long, and a broker's connection ended without a word."""
+    shown = "    def __repr__(self):\n        return self.text\n"
+    lines = f"class Unreadable(Exception):\n{shown}\n"
+    lines += f"def fail():\n    raise {error}\n"
+    lines += "fail()\n" if at == "import" else NEWEST.replace("raise SystemExit(3)", "fail()")
+    (folder / "fails.py").write_text(lines.replace("from __future__ import annotations\n", ""))
+    with pytest.raises(InvalidInputError, match=f"raised {words}") as caught:
+        make_policy("fails.py:Leaving")
+    assert len(str(caught.value)) < 2000
+
+
 @pytest.mark.parametrize("place", ["mine.py", "./mine.py", "mine"])
 def test_another_process_finds_it_too(
     folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
