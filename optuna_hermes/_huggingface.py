@@ -110,6 +110,7 @@ class HuggingFaceLoop(CooperativeLoop):
         super().__init__(trial, NamedObjects(owners, others=others), session)
         if self._session is not None:
             self._named.unsaved.start()
+        if self._has_checkpoints:
             get = functools.partial(self._evaluation_loader, trainer.get_eval_dataloader)
             vars(trainer)["get_eval_dataloader"] = get
 
@@ -149,12 +150,16 @@ class HuggingFaceLoop(CooperativeLoop):
             loader.set_epoch(self._epoch)
         place = None if restored is None else restored["position"]
         inner = getattr(loader, "base_dataloader", loader)
-        if ResumableSampler.fits(inner):
-            self._seed(inner)
-            self._own_iterator = self._position.iterate(inner, place)
-            problem = self._position.problem
-        else:
+        problem: str | None = None
+        if not ResumableSampler.fits(inner):
             self._own_iterator, problem = iterator, "its training data are no map-style data set"
+        else:
+            self._seed(inner)
+            if self._has_checkpoints:
+                self._own_iterator = self._position.iterate(inner, place)
+                problem = self._position.problem
+            else:  # without hooks, in which threads of a plain study would meet
+                self._own_iterator = iter(inner)
         self.begin(problem)
 
     def _seed(self, loader: Any) -> None:

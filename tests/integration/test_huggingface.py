@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.model import TierName
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler
 from optuna_hermes.testing import FakeSession
 
 transformers = pytest.importorskip("transformers")
@@ -367,6 +368,24 @@ def test_without_a_broker(tmp_path: Path) -> None:
     values = trial.study.trials[0].intermediate_values
     assert sorted(values) == [1, 2, 3]
     assert hermes.value == values[3]
+
+
+@pytest.mark.parametrize("case", ["plain", "workers"])
+def test_loaders_of_a_trial_without_checkpoints_have_no_hooks(case: str, tmp_path: Path) -> None:
+    """Threads of a plain study would replace one function of torch, each for its own trial."""
+    hooked = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_end(self, *args: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+            inner = train_dataloader.base_dataloader
+            sampler = type(inner.batch_sampler)
+            hooked.append(sampler is ResumableSampler or "_get_iterator" in vars(inner))
+
+    train(FakeSession(), tmp_path, case, parts=(Watch,))
+    assert hooked == [False] * EPOCHS * BATCHES
+    with pytest.raises(Suspended):
+        train(FakeSession({1: "disk"}, checkpoint_dir=tmp_path), tmp_path, case, parts=(Watch,))
+    assert hooked[-1]
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
