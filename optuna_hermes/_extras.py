@@ -36,7 +36,7 @@ def needed(what: str, *, extra: str, other: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InvalidInputError(_advice(what, extra, other)) from error
 
 

@@ -138,10 +138,11 @@ class CooperativeLoop:
         """Take the session, None without a broker, and find the checkpoint to resume from."""
         self._session = session
         if session is not None:
-            other = ", or `pip install safetensors`"
-            with needed("Every checkpoint needs safetensors", extra="lightning", other=other):
-                # Every checkpoint needs it: without it a trial would fail once it has trained.
-                importlib.import_module("safetensors")
+            if self._has_checkpoints:
+                other = ", or `pip install safetensors`"
+                with needed("Every checkpoint needs safetensors", extra="lightning", other=other):
+                    # Here: without it a trial would fail once it has trained.
+                    importlib.import_module("safetensors")
             self._check_single(session)
             self._reported = reported_steps(self._trial)
             self._resume(session)

@@ -219,3 +219,20 @@ def test_without_what_checkpoints_need_nothing_is_trained(
         shown["Evolution"](
             trial, shown["Population"](16, 0.5), FakeSession(checkpoint_dir=tmp_path)
         )
+    # None is ever written of a plain study's trial.
+    train(shown, FakeSession())
+
+
+def test_an_error_in_what_checkpoints_need_is_shown(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there but cannot be loaded is not taken to be missing."""
+    (tmp_path / "safetensors.py").write_text("raise ImportError('no GLIBC_2.28')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "safetensors", raising=False)
+    with pytest.raises(ImportError, match="GLIBC"):
+        shown["Evolution"](
+            optuna.create_study().ask(),
+            shown["Population"](16, 0.5),
+            FakeSession(checkpoint_dir=tmp_path),
+        )
