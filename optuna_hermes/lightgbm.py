@@ -151,6 +151,7 @@ class _Watched(lightgbm.Booster):
     _given: dict[str, Any]
     _training: Training
     _train_said: list[EvalResult]
+    _answers: dict[tuple[str, str], list[EvalResult]]
     _before: _InnerPredictor | None = None
     _number: int = -1
     _trained: bool = True
@@ -200,12 +201,20 @@ class _Watched(lightgbm.Booster):
         if rounds is None or self._trained:  # of a booster that is kept after its training
             return bool(super().update(*args, **kwargs))
         self._trained, self._evaluated = True, False
-        if self._told() is None:
+        recorded = self._told()
+        if recorded is None:
             return bool(super().update(*args, **kwargs))
         # Not earlier: other callbacks may ask the model before its first round.
         if self._number == 0 and rounds.model is not None:
             self._before = _go_on(self, self._given, rounds.model.decode())
-        untold[self] = rounds.recorded_from(self._number + 1)
+        # Not the number of the round: one in which nothing could be split has added no iteration.
+        then = recorded.get("iterations", self._number + 1)  # not in earlier versions' checkpoints
+        untold[self] = max(0, super().current_iteration() - then)
+        self._answers = {}
+        for row in _rows(recorded.get("asked", [])):
+            self._answers.setdefault((row[0], row[1]), []).append(row)
+        if self._number == self._training.replayed - 1:
+            recorded.pop("asked", None)  # they are evaluated, and recorded, again
         return False
 
     def current_iteration(self) -> int:
@@ -239,19 +248,29 @@ class _Watched(lightgbm.Booster):
         all_said = [*self._train_said, *said]
         for row in all_said:
             rounds.check_direction(f"{row[0]}-{row[1]}", bool(row[3]))
-        plain = {"train": _plain(self._train_said), "valid": _plain(said)}
+        plain = {
+            "train": _plain(self._train_said),
+            "valid": _plain(said),
+            "iterations": super().current_iteration(),
+        }
         rounds.end_round(plain, {f"{row[0]}-{row[1]}": float(row[2]) for row in all_said})
         return said
 
     def _as_then(self, said: list[EvalResult]) -> list[EvalResult]:
         """What a callback asks for: recorded with its round, or as it was in the one replayed."""
-        history, number = self._training.history, self.current_iteration()
-        if untold.get(self, 0):  # evaluated with the trees of later rounds
-            then = {(row[0], row[1]): row for row in _rows(history[number - 1].get("asked", []))}
-            return [then.get((row[0], row[1]), row) for row in said]
-        if 0 < number == len(history):
-            history[number - 1].setdefault("asked", []).extend(_plain(said))
+        training = self._training
+        at = self._number - (not self._trained)  # the round that has ended last
+        if 0 <= at < training.replayed - 1:  # evaluated with the trees of later rounds
+            return [self._answer_then(row) for row in said]
+        # Not for a kept booster whose training is over.
+        if 0 <= at == len(training.history) - 1 and training.save is not None:
+            training.history[at].setdefault("asked", []).extend(_plain(said))
         return said
+
+    def _answer_then(self, row: EvalResult) -> EvalResult:
+        # One after the other: several data sets may be evaluated under one name.
+        answers = self._answers.get((row[0], row[1]), [row])
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
     def _told(self) -> Any:
         return self._training.recorded(self._number)

@@ -662,35 +662,79 @@ class Evaluates:
         self.said: list[Any] = []
         self.before = lambda env: self(env)
         self.before.before_iteration = True  # type: ignore[attr-defined]
-        self._data: Any = None
+        self._data: list[Any] = []
 
     def __call__(self, env: Any) -> None:
         model = env.model
-        if self._data is None:
+        if not self._data:
             x, y, _, _ = data("lightgbm-columns")
-            self._data = model.train_set.create_valid(x[:50], y[:50])
+            parts = (slice(50), slice(50, 90))
+            self._data = [model.train_set.create_valid(x[part], y[part]) for part in parts]
         said = [
-            *model.eval(self._data, "held-out"),
-            *model.eval(self._data, "held-out", lambda by, data: ("sum", by.sum(), True)),
+            (model.current_iteration(), model.num_trees()),
+            *model.eval(self._data[0], "held-out"),
+            *model.eval(self._data[1], "held-out"),
+            *model.eval(self._data[0], "held-out", lambda by, data: ("sum", by.sum(), True)),
             *model.eval_train(),
             *model.eval_valid(),
         ]
         self.said.append([tuple(row) for row in said])
 
 
-def test_evaluations_that_callbacks_ask_lightgbm_for(tmp_path: Path) -> None:
-    """In a replayed round they are those of its trees, and none of them counts as a round."""
+@pytest.mark.parametrize("stalled", [(), (2, 3, 6)])
+def test_evaluations_that_callbacks_ask_lightgbm_for(
+    stalled: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In a replayed round they are those of its trees, and none of them counts as a round.
+
+    So they are where rounds add no tree, since nothing can be split.
+    """
+    gains = [1e9 if number in stalled else 0.0 for number in range(8)]
+    stall = lightgbm.reset_parameter(min_gain_to_split=gains)
     whole = Evaluates()
-    wanted = on_one_dataset(FakeSession(), n=1, change=(whole.before, whole))
-    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
-    for _ in range(2):
-        asks = Evaluates()
-        try:
-            assert on_one_dataset(session, n=1, change=(asks.before, asks)) == wanted
-        except Suspended:
-            session = session.again()
+    wanted = on_one_dataset(FakeSession(), n=1, change=(stall, whole.before, whole))
     assert len(whole.said) == 16
+    assert whole.said[-1][0][0] == 8 - len(stalled)
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    for then in ({3: "disk"}, {}):
+        asks = Evaluates()
+        with pytest.raises(Suspended):
+            on_one_dataset(session, n=1, change=(stall, asks.before, asks))
+        assert asks.said == whole.said[: len(asks.said)]
+        session = session.again(then)
+    asks = Evaluates()
+    assert on_one_dataset(session, n=1, change=(stall, asks.before, asks)) == wanted
     assert asks.said == whole.said
+
+
+def test_what_a_kept_booster_is_asked_later_is_in_no_checkpoint(tmp_path: Path) -> None:
+    """Such as that of the first fold, in each round of the second one."""
+    kept: list[Any] = []
+    x, y, x_valid, y_valid = data("lightgbm-plain")
+    hermes = LightGBMCallback(
+        optuna.create_study().ask(),
+        "valid_0-binary_logloss",
+        _session=FakeSession(checkpoint_dir=tmp_path),
+    )
+    sizes = []
+
+    def asks(env: Any) -> None:
+        for booster in kept:
+            booster.eval_valid()
+        sizes.append(len(str(hermes._rounds._trainings.begun[0].history)))
+
+    for fold in range(2):
+        train = lightgbm.Dataset(x[fold::2], y[fold::2], free_raw_data=False)
+        booster = lightgbm.train(
+            {"objective": "binary", **LIGHTGBM},
+            train,
+            4,
+            valid_sets=[train.create_valid(x_valid, y_valid)],
+            callbacks=[hermes, asks],
+            keep_training_booster=True,
+        )
+        kept.append(booster)
+    assert sizes[3:] == [sizes[3]] * 5
 
 
 def test_boosters_that_are_kept_in_training(tmp_path: Path) -> None:
