@@ -25,6 +25,8 @@ from optuna_hermes._lightning._namespace import (
 )
 
 _PLACE = ("_root_dir", "_save_dir", "_name", "_version", "_sub_dir")
+_COUNTED = "_hermes_counted"
+"""An attribute of loggers that were given no version."""
 _KINDS: dict[str, type[Any]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ def _take_version(logger: Any, next_version: Callable[[Any], int], argument: Non
     # Lightning counts the folders that are there: trials that begin at once would log into one, and
     # ``_moved`` could remove it while the other trial begins to write.
     version = next_version(logger)
+    vars(logger)[_COUNTED] = True
     # A logger expands ``~`` and variables when it writes.
     elsewhere = any(each in logger.root_dir for each in ("://", "~", "$"))
     if elsewhere or getattr(rank_zero_only, "rank", None):
@@ -72,11 +75,17 @@ def own_root(trainer: Trainer, folder: Path) -> None:
         vars(trainer)["_default_root_dir"] = root
         for _, logger, logs in _file_loggers(trainer):
             # Loggers that ``restore_loggers`` has pointed elsewhere stay there, as the script's do.
-            own = logger.name == "lightning_logs" and not isinstance(logger.version, str)
-            if own and logger.save_dir == working:
+            if logger.save_dir == working and _is_lightning_s(logger):
                 place = {"_root_dir": root, "_save_dir": root, "_version": None}
                 with _moved(logger, place):
                     logs.follow(logger)
+
+
+def _is_lightning_s(logger: Any) -> bool:
+    """True for a logger that Lightning has made, or one of a script that is like it."""
+    # A number, as Lightning's SLURMEnvironment returns it.
+    of_job = repr(logger.version) == os.environ.get("SLURM_JOB_ID")
+    return logger.name == "lightning_logs" and (of_job or _COUNTED in vars(logger))
 
 
 def logger_state(trainer: Trainer) -> dict[str, Any]:

@@ -1274,10 +1274,11 @@ def test_chosen_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "mine", "version": "trial-3"}, "mine/trial-3"),
         ({"name": "mine"}, "mine/version_0"),
         ({"version": "trial-3"}, "lightning_logs/trial-3"),
+        ({"version": 3}, "lightning_logs/version_3"),
     ],
 )
 def test_logger_of_the_script_s_in_the_working_directory(
-    chosen: dict[str, str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: dict[str, Any], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays there, unlike Lightning's own: its name or version is for people to find it by."""
     monkeypatch.chdir(tmp_path)
@@ -1286,6 +1287,17 @@ def test_logger_of_the_script_s_in_the_working_directory(
         train(Trace(), session, logger=CSVLogger(tmp_path, **chosen))
     train(Trace(), session.again(), logger=CSVLogger(tmp_path, **chosen))
     assert list(tmp_path.rglob("metrics.csv")) == [tmp_path / folder / "metrics.csv"]
+
+
+def test_own_root_with_the_version_of_a_slurm_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning gives it to the logger that it makes, which is in the trial's folder there too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    session = FakeSession(checkpoint_dir=tmp_path / "run")
+    trainer = train(Trace(), session, logger=True)
+    assert Path(str(trainer.log_dir)).is_relative_to(tmp_path / "run")
 
 
 # -- the end --------------------------------------------------------------------------------------
