@@ -8,8 +8,6 @@ import functools
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.weak import WeakIdKeyDictionary
-
 from optuna_hermes._lightning._loops import Override
 from optuna_hermes._lightning._namespace import (
     LightningDataModule,
@@ -29,6 +27,7 @@ from optuna_hermes.suspend._loaders._kinds import (
 )
 from optuna_hermes.suspend._loaders._order import order_of, set_order
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler, idle
+from optuna_hermes.suspend._loaders._weak import by_identity
 from optuna_hermes.suspend._modules._unsaved import ChangedAttributes, reachable
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._values._tree import frozen
@@ -141,7 +140,7 @@ class FitLoaders:
         self._replays: list[tuple[Any, ResumableSampler | Stream]] = []
         self._streams: Streams | None = None
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
-        self._watches: MutableMapping[Any, RandomWatch] = WeakIdKeyDictionary()
+        self._watches: MutableMapping[Any, RandomWatch] = by_identity()
         self._validated: list[tuple[Any, ResumableSampler | LoaderAttributes]] = []
         self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._validates_later = False

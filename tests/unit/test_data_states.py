@@ -1212,6 +1212,30 @@ def test_attributes_of_the_class_of_a_data_set_are_not_asked_for_more(tmp_path: 
     check(one_loader(lambda: DataLoader(Configured(), batch_size=SIZE)), tmp_path, 3)
 
 
+class Optional(Stronger):
+    """Has its options as attributes, and None or ``KeyError`` for others."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = {"strict": False, **options}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.options[name] if self.options["strict"] else self.options.get(name)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_transforms_with_attributes_for_all_names(strict: bool, tmp_path: Path) -> None:
+    """One is the same in each loader that reads with it."""
+
+    def objective(trial: Trial) -> None:
+        transform = Optional(strict=strict)
+        for epoch in trial.epochs():
+            trial.go_through(epoch, DataLoader(Transformed(transform), batch_size=SIZE))
+            transform.strength += 1
+
+    check(objective, tmp_path, 6, 4)
+
+
 @dataclasses.dataclass
 class ByValue:
     """A transform that compares by its value, and has no hash."""

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._loaders._kinds import data_of, has_workers
 from optuna_hermes.suspend._loaders._order import SAMPLES
+from optuna_hermes.suspend._loaders._weak import by_identity
 from optuna_hermes.suspend._modules._unsaved import set_by, set_in
 from optuna_hermes.suspend._values._fingerprint import CODE
 from optuna_hermes.suspend._values._generators import (
@@ -45,7 +45,7 @@ _MOST_COLLATE_BYTES = 1 << 19
 """Few, as they may be written with each batch."""
 _MOST_PARTS = 100
 """Longer lists and dictionaries of a data set hold samples, not transforms."""
-_seen: MutableMapping[Any, _PlainAttributes] = WeakIdKeyDictionary()
+_seen: MutableMapping[Any, _PlainAttributes] = by_identity()
 
 
 class LoaderAttributes:
@@ -223,12 +223,10 @@ def _attributes_of(
 ) -> _PlainAttributes:
     """The attributes of an object as they were when any loader with it was first seen."""
     # Later loaders with it would take values that the training has changed for its first ones.
-    try:
-        if owner not in _seen:
-            _seen[owner] = _PlainAttributes(owner, find, most_bytes)
-        return _seen[owner]
-    except TypeError:  # it has no weak references
-        return _PlainAttributes(owner, find, most_bytes)
+    made = _seen[owner] if owner in _seen else _PlainAttributes(owner, find, most_bytes)
+    with contextlib.suppress(TypeError):  # it may have no weak references
+        _seen[owner] = made
+    return made
 
 
 def _plain_in(owner: Any) -> dict[str, Any]:

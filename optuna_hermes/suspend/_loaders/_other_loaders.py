@@ -10,13 +10,13 @@ from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader
-from torch.utils.weak import WeakIdKeyDictionary
 
 from optuna_hermes import _heap
 from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
 from optuna_hermes.suspend._loaders._kinds import is_stateful, length_of
 from optuna_hermes.suspend._loaders._position import Keeper
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler, idle
+from optuna_hermes.suspend._loaders._weak import by_identity
 from optuna_hermes.suspend._loaders._wrapped import inner_of
 
 
@@ -31,8 +31,8 @@ class OtherLoaders:
     def __init__(self) -> None:
         # None for a loader whose batches are counted elsewhere: it stays in its place in the order.
         self._idle: MutableMapping[Any, ResumableSampler | LoaderAttributes | None]
-        self._idle = WeakIdKeyDictionary()
-        self._loaded: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
+        self._idle = by_identity()
+        self._loaded: MutableMapping[Any, dict[str, Any]] = by_identity()
         self._accelerators: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
 

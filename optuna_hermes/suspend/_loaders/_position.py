@@ -7,8 +7,6 @@ import logging
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
-from torch.utils.weak import WeakIdKeyDictionary
-
 from optuna_hermes.suspend._loaders._kinds import (
     data_of,
     has_workers,
@@ -20,6 +18,7 @@ from optuna_hermes.suspend._loaders._kinds import (
 from optuna_hermes.suspend._loaders._order import order_of, set_order
 from optuna_hermes.suspend._loaders._sampler import ResumableSampler
 from optuna_hermes.suspend._loaders._streams import Known, Stream, Streams
+from optuna_hermes.suspend._loaders._weak import by_identity
 from optuna_hermes.suspend._loaders._workers import RandomWatch
 from optuna_hermes.suspend._loaders._wrapped import inner_of, replay_of
 from optuna_hermes.suspend._values._generators import (
@@ -58,8 +57,8 @@ class LoaderPosition:
         """True once an epoch had another number of batches than its length."""
         self._order: dict[str, dict[str, Any]] = {}
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
-        self._replays: MutableMapping[Any, Keeper] = WeakIdKeyDictionary()
-        self._watches: MutableMapping[Any, RandomWatch] = WeakIdKeyDictionary()
+        self._replays: MutableMapping[Any, Keeper] = by_identity()
+        self._watches: MutableMapping[Any, RandomWatch] = by_identity()
 
     def warning(self) -> str | None:
         """A warning about what cannot be restored exactly, None if all can."""
