@@ -1236,6 +1236,37 @@ def test_transforms_with_attributes_for_all_names(strict: bool, tmp_path: Path) 
     check(objective, tmp_path, 6, 4)
 
 
+class Decorated:
+    """Stands in for a method, as the objects of decorators do."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, method)
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        return functools.partial(self.__wrapped__, owner)  # type: ignore[attr-defined]
+
+
+class Remembering(Dataset[torch.Tensor]):
+    """Remembers what it has read last, behind a decorator."""
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.shard: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return self._of(index)
+
+    _of = Decorated(Harder._of)
+
+
+def test_what_reading_behind_a_decorator_sets_begins_anew(tmp_path: Path) -> None:
+    """Else the number of a part would come back without the part."""
+    check(one_loader(lambda: DataLoader(Remembering(), batch_size=3)), tmp_path, 1)
+
+
 @dataclasses.dataclass
 class ByValue:
     """A transform that compares by its value, and has no hash."""

@@ -310,6 +310,21 @@ def test_attributes_of_a_class_are_not_asked_for_more() -> None:
     assert Classes.of(Configured()).find(__name__, "Meter") is Meter
 
 
+class StandIn:
+    """Has a function's attributes, as the decorators of wrapt do."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
+def test_a_function_behind_a_decorator_names_classes() -> None:
+    kind = type("Decorated", (), {"method": StandIn(of_objects), "__module__": __name__})
+    assert Classes.of(kind()).find(__name__, "Meter") is Meter
+
+
 def test_a_class_that_the_code_cannot_name_is_not_found() -> None:
     assert HERE.find(__name__, "Meter") is Meter
     assert HERE.find("elsewhere", "Meter") is None

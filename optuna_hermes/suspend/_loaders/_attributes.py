@@ -33,11 +33,6 @@ from optuna_hermes.suspend._values._generators import (
 from optuna_hermes.suspend._values._tree import NUMBERS, frozen, leaves, same
 
 _ARRAYS = (torch.Tensor, np.ndarray)
-_METHODS = (
-    *(types.FunctionType, staticmethod, classmethod, property),
-    *(functools.cached_property, functools.partialmethod, functools.singledispatchmethod),
-    functools._lru_cache_wrapper,
-)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
 """Classes whose objects may be plain, as is seen when they are written."""
 _MOST_BYTES = 1 << 27
@@ -328,12 +323,12 @@ def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
     """The code of a method or property in a class and its bases, and of functions within."""
     for each in kind.__mro__:
         function: Any = vars(each).get(name)
-        # By its type: to ask another value for an attribute may run a user's code.
-        if not issubclass(type(function), _METHODS):
+        try:
+            function = inspect.unwrap(function)
+            function = getattr(function, "fget", getattr(function, "func", function))
+            codes = [function.__code__] if isinstance(function, types.FunctionType) else []
+        except Exception:  # of the __getattr__ of a value that is no method
             continue
-        function = inspect.unwrap(function)
-        function = getattr(function, "fget", getattr(function, "func", function))
-        codes = [function.__code__] if isinstance(function, types.FunctionType) else []
         for code in codes:
             yield code
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]

@@ -42,8 +42,7 @@ class Classes:
         """The classes that the code of an object's class can name."""
         kinds = [kind for kind in type(owner).__mro__ if package_of(kind) not in _NO_USERS]
         values = (each for kind in kinds for each in vars(kind).values())
-        methods = (each for each in values if type(each) is FunctionType)
-        names = {id(each.__globals__): each.__globals__ for each in methods}
+        names = {id(each): each for each in map(_globals_of, values) if type(each) is dict}
         modules = [each for g in names.values() for each in _modules(g)]
         return cls(names.values(), map(package_of, kinds), modules)
 
@@ -84,6 +83,14 @@ class Classes:
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
                 # Of libraries' own parts none that would run code at its end.
                 return None if names is below and hasattr(found, "__del__") else found
+        return None
+
+
+def _globals_of(value: object) -> object:
+    """The namespace of a function, or of one behind an object that stands in for it."""
+    try:
+        return getattr(value, "__globals__", None)
+    except Exception:  # of the __getattr__ of a value that is no method
         return None
 
 
