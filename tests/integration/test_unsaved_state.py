@@ -37,6 +37,7 @@ import pytest
 import torch
 import tqdm
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from lightning.pytorch.plugins.precision import Precision
@@ -2236,12 +2237,19 @@ def with_accelerate(*parts: Any) -> tuple[Any, ...]:
     return prepared
 
 
+def with_scaler(model: nn.Module, optimizer: Any, *others: Any) -> tuple[Any, ...]:
+    """As with_accelerate, but for fp16, which it refuses without a GPU."""
+    model, optimizer, *rest = with_accelerate(model, optimizer, *others)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    return model, AcceleratedOptimizer(optimizer.optimizer, scaler=scaler), *rest
+
+
 def with_fabric(model: nn.Module, optimizer: Any, schedule: Any, loader: Any) -> tuple[Any, ...]:
     fabric = Fabric(accelerator="cpu", devices=1)
     return *fabric.setup(model, optimizer), schedule, fabric.setup_dataloaders(loader)
 
 
-@pytest.mark.parametrize("prepare", [with_accelerate, with_fabric])
+@pytest.mark.parametrize("prepare", [with_accelerate, with_scaler, with_fabric])
 @pytest.mark.parametrize("names", [(), ("model", "optimizer"), ("model", "optimizer", "schedule")])
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_warning_names_wrapped_optimizers_that_nobody_names(
@@ -2266,11 +2274,14 @@ def test_a_warning_names_wrapped_optimizers_that_nobody_names(
 
     def objective() -> None:
         for _ in run.epochs(3):
+            model.train()
             for x in run.batches(loader):
                 optimizer.zero_grad()
-                model(x).sum().backward()
+                loss, scaler = model(x).sum(), getattr(optimizer, "scaler", None)
+                (loss if scaler is None else scaler.scale(loss)).backward()
                 optimizer.step()
                 session.tick()
+            model.eval()
             schedule.step()
             run.report(0.0)
 

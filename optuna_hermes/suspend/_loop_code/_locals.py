@@ -29,6 +29,8 @@ _AT_ONCE = ("<genexpr>", *COMPREHENSIONS)
 """Names of functions that are called where they are made, and nowhere else."""
 _OF_OPTIMIZERS = ("step", "load_state_dict")
 """Methods that optimizers and schedulers have, and loaders and loggers have not."""
+_PASSING = ("training", "scaler", "_is_overflow", "_accelerate_step_called")
+"""Attributes of wrappers around modules and optimizers that are set anew, or saved elsewhere."""
 _OWN_REFERENCES = 3
 """References to what shows a frame's variables if only the frame and ``_shown`` hold it."""
 _Key = tuple[CodeType, str]
@@ -157,8 +159,9 @@ def _fingerprint(value: object, known: Collection[int]) -> int:
     kind = type(value)
     trains = issubclass(kind, nn.Module) or all(hasattr(kind, name) for name in _OF_OPTIMIZERS)
     # Those of Accelerate and Fabric, around the objects that change.
-    looked_into = dict_of(value) if trains and outside(value) else value
-    return fingerprint(looked_into, known, with_processes=True)
+    if trains and outside(value):
+        value = {name: each for name, each in dict_of(value).items() if name not in _PASSING}
+    return fingerprint(value, known, with_processes=True)
 
 
 def _place(key: _Key) -> str:
