@@ -510,6 +510,7 @@ class PyTorchLoop(CooperativeLoop):
         start, step = tree["numbers"]
         self._first_numbers = start, step
         self._early_calls.at_once = tree["copies_modules"]
+        self._position.misjudged = tree["position"].get("misjudged", False)
 
     def _load_copy(self) -> None:
         """Load what the code before the loop may use; the rest is loaded when that begins.

@@ -916,12 +916,19 @@ class Estimating(Sampler[list[int]]):
 def test_not_after_the_last_batch_of_an_epoch_of_another_length(
     length: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once an epoch has shown that its length is wrong: which batch is the last is not known."""
+    """Once an epoch has shown that its length is wrong: which batch is the last is not known.
+
+    The trial's next process knows it, too.
+    """
     caplog.set_level("INFO")
     session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path)
-    tiny(session, loader=DataLoader(torch.arange(4.0), batch_sampler=Estimating(length)))
+    loader = DataLoader(torch.arange(4.0), batch_sampler=Estimating(length))
+    tiny(session, loader=loader)
     assert session.parks == ["resident"]
     assert [state.units for state in session.states] == [1, 2]
+    session = session.again({3: "disk"})
+    tiny(session, loader=loader)
+    assert session.parks == ["resident"]
     assert caplog.text.count(f"the length of its loader is {length}, but it gave 3") == 1
 
 

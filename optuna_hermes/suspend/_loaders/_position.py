@@ -53,8 +53,8 @@ class LoaderPosition:
         self.problem: str | None = None
         """The reason why the position in this epoch cannot be restored, None if it can."""
         self._source: Any = None
-        self._misjudged = False
-        """True once an epoch had another number of batches than its length."""
+        self.misjudged = False
+        """True once an epoch had another number of batches than its length, in any process."""
         self._order: dict[str, dict[str, Any]] = {}
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
         self._replays: MutableMapping[Any, Keeper] = by_identity()
@@ -120,6 +120,7 @@ class LoaderPosition:
             "batch": self.batch,
             "loader": loader,
             "order": self._order,
+            "misjudged": self.misjudged,
             "streams": self.streams.state_dict(),
             "data": states_of(self._own_data()),
         }
@@ -139,8 +140,8 @@ class LoaderPosition:
     def end(self) -> None:
         """Compare an epoch's batches with its length, by which its last one is recognised."""
         exact = isinstance(self._source, Stream) or self.length in (None, self.batch)
-        if not (exact or self._misjudged):
-            self._misjudged = True
+        if not (exact or self.misjudged):
+            self.misjudged = True
             log.info(
                 "%s is stored between epochs only: the length of its loader is %s, but it gave %s "
                 "batches.",
@@ -152,7 +153,7 @@ class LoaderPosition:
     def can_store_here(self) -> bool:
         """True if the position before the next batch can be restored."""
         source = self._source
-        if self._misjudged and self.batch:
+        if self.misjudged and self.batch:
             return False
         return not isinstance(source, Keeper) or source.can_store_here()
 
