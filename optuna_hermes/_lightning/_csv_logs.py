@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def state(logger: CSVLogger) -> dict[str, Any]:
     """Its columns, the rows that are not written yet, and the size of the file."""
     writer: Any = logger.experiment
-    # Else not: Lightning numbers a row without a step by those that are not written yet.
+    # Rows that wait stay in memory: Lightning numbers a row without a step by how many wait.
     if not plain(writer.metrics):
         writer.save()
     file = Path(writer.metrics_file_path)

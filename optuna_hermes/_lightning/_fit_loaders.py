@@ -324,10 +324,14 @@ class FitLoaders:
 
     def _on_loaders(self, load_states: Callable[[], None]) -> None:
         """Hook into new training loaders, before there is an iterator over them."""
+        make = self._replay
+        if make is None:
+            load_states()
+            return
         fit_loop: Any = self._trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
-        loaders = [] if combined is None or self._replay is None else self._apart(combined)
+        loaders = [] if combined is None else self._apart(combined)
         kept = {id(loader): replay for loader, replay in self._replays}
         self._replays = []
         for loader in loaders:
@@ -338,8 +342,7 @@ class FitLoaders:
             elif any(loader is known for known, _ in self._replays):
                 continue
             elif ResumableSampler.fits(loader) and not is_stateful(loader):
-                assert self._replay is not None
-                made = self._replay(loader, functools.partial(_ready, progress))
+                made = make(loader, functools.partial(_ready, progress))
                 self._replays.append((loader, made))
             elif has_workers(loader):
                 self._watch(loader)
