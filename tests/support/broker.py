@@ -115,13 +115,14 @@ class FakeBroker:
             races.append(race)
             self._write(rest, races)
 
-    def refresh(self) -> None:
-        """Read the changes of other hosts from the ledger, and send a heartbeat."""
+    def refresh(self, late: float = 0.0) -> None:
+        """Read the changes of other hosts, with a heartbeat; they are taken in ``late``."""
         for key, study in list(self.handler.state.studies.items()):
             if study.broker is not None:
                 seen = self._seen.get(key, Seen())
                 ask = (key, self.handler.presence(self.now), rows_of_others(study), seen, True)
                 news, self._seen[key] = read_changes(*ask, self.ledger)
+                self.advance(late)
                 self.apply(news)
 
     def advance(self, seconds: float) -> None:

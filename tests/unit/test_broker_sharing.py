@@ -309,6 +309,21 @@ def test_a_host_dies_though_the_database_is_slow_now_and_then() -> None:
     assert hosts.b.last(worker, "Grant").number == 0
 
 
+@pytest.mark.parametrize("late", [(10.0, 10.0), (10.0, 0.0)])
+def test_a_host_dies_though_the_ledger_is_read_slowly(late: tuple[float, float]) -> None:
+    """Its trial goes on elsewhere: a busy database does not begin the watch anew at each look."""
+    hosts = Hosts()
+    training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
+    worker = hosts.b.worker()
+    hosts.dead.add("a")
+    for seconds in 4 * late:
+        hosts.b.advance(REFRESH_SECONDS)
+        hosts.now = hosts.b.now
+        hosts.b.refresh(seconds)
+    assert hosts.b.last(worker, "Grant").number == 0
+
+
 def test_a_database_whose_clock_is_set_makes_nobody_dead() -> None:
     """All look silent at the next look; a host that is dead is missed later than otherwise."""
     hosts = Hosts()

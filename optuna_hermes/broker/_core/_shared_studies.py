@@ -35,8 +35,11 @@ _COMING_SECONDS = 3 * REFRESH_SECONDS
 _FRESH_SECONDS = 4 * REFRESH_SECONDS
 """Time for which the presence of a broker counts."""
 
-_GAP_SECONDS = DEAD_SECONDS / 3
-"""Time without a look at the others after which they may look silent: they could not write."""
+_GAP_SECONDS = DEAD_SECONDS / 2
+"""Time without a look at other hosts after which live ones may look dead.
+
+They could not write in it either, and may have been silent for as long before it.
+"""
 
 
 class Sharing:
@@ -148,7 +151,7 @@ class Sharing:
         for host in others:
             study.heartbeats[host.instance] = turn.now - host.age_seconds
         # Then the last one, or a later one, seems to be earlier by more than reads can be late.
-        least = {each: at - 2 * REFRESH_SECONDS for each, at in last.items()}
+        least = {each: at - _GAP_SECONDS for each, at in last.items()}
         was_set = any(at < least.get(each, at) for each, at in study.heartbeats.items())
         if turn.now - study.refreshed_at > _GAP_SECONDS or was_set:
             study.watched_since = turn.now

@@ -62,7 +62,7 @@ class Study:
         foreign: trials that count for that but have not reached its ledger, and perhaps never will.
         opening_elsewhere: leases of other hosts from which further trials will come.
         refreshed_at: when the ledger has shown last what other hosts have done.
-        watched_since: since when it has done so again and again.
+        watched_since: since when it has done so without a gap over ``_GAP_SECONDS``.
         heartbeats: the last ones of other hosts, by this broker's clock.
         idle_elsewhere: devices of other hosts that have nothing to train of it.
         ends_at: when its driver has all trials suspended, None for no such time.
