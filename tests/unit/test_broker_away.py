@@ -6,6 +6,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import (
+    Activity,
     EndLease,
     Observed,
     OutageBegan,
@@ -37,11 +38,11 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
     return worker, epoch
 
 
-def be_idle(broker: FakeBroker, worker: int, seconds: float) -> None:
+def be_idle(broker: FakeBroker, worker: int, seconds: float, activity: Activity = "idle") -> None:
     """A worker says nothing, and is seen to do nothing."""
     for _ in range(round(seconds)):
         broker.advance(1.0)
-        broker.apply(Observed(activities={worker: "idle"}))
+        broker.apply(Observed(activities={worker: activity}))
 
 
 def asked_first(broker: FakeBroker) -> list[str | None]:
@@ -213,6 +214,23 @@ def test_a_database_that_is_slow_now_and_then_hides_no_hang(others: bool) -> Non
         broker.apply(BACK)
     assert broker.killed() == []
     be_idle(broker, worker, 8.0)
+    assert broker.killed() == [worker]
+
+
+def test_a_worker_that_is_stopped_in_an_outage_is_in_the_way_for_half_a_minute() -> None:
+    """It was heard in that outage, too: both are left out of its silence."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    worker, epoch = training(broker)
+    broker.worker()
+    broker.apply(away())
+    broker.advance(1.0)
+    broker.say(worker, wire.Beat(epoch=epoch))
+    be_idle(broker, worker, 10.0, "stopped")
+    broker.apply(BACK)
+    be_idle(broker, worker, 25.0, "stopped")
+    assert broker.killed() == []
+    be_idle(broker, worker, 10.0, "stopped")
     assert broker.killed() == [worker]
 
 

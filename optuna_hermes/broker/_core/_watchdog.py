@@ -187,7 +187,8 @@ class Watchdog:
             return idle if may_hang and not self._is_away(client) else math.inf
         due = [idle]
         stopped = client.stopped_since
-        if stopped is not None and stopped > lease.last_progress:
+        # After an outage, in which it was heard and then stopped, both times are that one's end.
+        if stopped is not None and stopped >= lease.last_progress:
             due.append(stopped + min(LEAST_GRACE_SECONDS, patience))
         if trial is not None and trial.furthest and lease.training:
             # It computes, perhaps for ever: others wait for its device.
