@@ -35,6 +35,15 @@ def leave(broker: FakeBroker, worker: int, epoch: int, *, can_store: bool) -> No
     )
 
 
+def go_on(broker: FakeBroker, *, can_store: bool) -> tuple[int, int]:
+    """A new worker trains trial 0, whose process was lost; the worker and its epoch."""
+    worker = broker.worker()
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
+    return worker, epoch
+
+
 def grants(broker: FakeBroker, worker: int) -> int:
     return sum(isinstance(each, wire.Grant) for each in broker.sent(worker))
 
@@ -57,13 +66,35 @@ def test_what_was_lost_with_a_process_is_no_part_of_a_unit() -> None:
     broker, worker, epoch = limited(can_store=False)
     train(broker, worker, epoch, 1)
     broker.hang_up(worker)
-    worker = broker.worker()
-    epoch = broker.last(worker, "Grant").epoch
-    broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=False))
+    worker, epoch = go_on(broker, can_store=False)
     train(broker, worker, epoch, 1)  # 40 s are left
     assert broker.last(worker, "Yield") is None
     assert broker.handler.state.studies["s"].mean_unit_seconds == UNIT
+
+
+def test_what_was_lost_within_a_unit_is_no_part_of_it() -> None:
+    """A trial that goes on from its checkpoint ends its next unit, once it has trained it."""
+    broker, worker, epoch = limited(can_store=True)
+    train(broker, worker, epoch, 1)
+    saved = Checkpoint(path="/c/1", units=1, size_bytes=1, sha256="0" * 64)
+    broker.say(worker, wire.Saved(epoch=epoch, checkpoint=saved))
+    broker.advance(0.9 * UNIT)
+    broker.hang_up(worker)
+    train(broker, *go_on(broker, can_store=True), 2)
+    study = broker.handler.state.studies["s"]
+    assert study.trials[0].curve.last_unit_seconds == 1.9 * UNIT
+    assert study.mean_unit_seconds == UNIT
+
+
+def test_a_repeated_unit_tells_how_long_units_are_where_nothing_else_does() -> None:
+    """As to a broker that has just started: no unit would seem to take any time."""
+    broker, worker, epoch = limited(can_store=False)
+    train(broker, worker, epoch, 1)
+    broker.hang_up(worker)
+    study = broker.handler.state.studies["s"]
+    study.mean_unit_seconds = 0.0
+    train(broker, *go_on(broker, can_store=False), 1)
+    assert study.mean_unit_seconds >= UNIT
 
 
 def test_a_unit_that_is_kept_between_its_ends_is_begun() -> None:

@@ -126,12 +126,13 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     seconds = trial.device_seconds + held
     trial.units += 1
     trial.curve = trial.curve.with_report(message.unit, message.step, message.value, seconds)
-    # A further unit: earlier losses of processes did not keep the trial from going on.
-    if message.unit > trial.furthest:
-        trial.furthest, trial.losses, trial.lost_at = message.unit, 0, None
-        # That of a repeated one would count all that was lost.
+    further = message.unit > trial.furthest
+    # A repeated one, or the first one after a loss, may count what was lost: better than nothing.
+    if (further and not trial.losses) or not study.mean_unit_seconds:
         unit_seconds = trial.curve.last_unit_seconds
         study.mean_unit_seconds = moving_average(study.mean_unit_seconds, unit_seconds)
+    if further:  # earlier losses of processes did not keep the trial from going on
+        trial.furthest, trial.losses, trial.lost_at = message.unit, 0, None
     turn.add(
         ReportRecord(
             study=trial.study,
