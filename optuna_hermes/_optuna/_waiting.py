@@ -30,6 +30,12 @@ WARNING_SECONDS = 60.0
 SHARE_SECONDS = 2.0
 """Idle seconds of an outer trial after which a trial inside of it trains on its device."""
 
+OLDER_SHARE_SECONDS = 60.0
+"""The same where its thread is older than the outer trial: of a pool that is kept, or of no part.
+
+In the first case nothing else would end the wait; in the second the studies take turns until then.
+"""
+
 _POLL_SECONDS = 0.5
 
 _STALE_SECONDS = 10.0
@@ -123,17 +129,13 @@ class Wait:
             self._next_notice = seconds + WARNING_SECONDS
 
     def _is_inside_of_thread(self) -> bool:
-        """True if an idle trial of another study has a device, and may have begun this thread."""
+        """True if an idle trial of another study has a device, and may wait for this thread."""
         me = threading.current_thread()
-        others = [
-            held
-            for held in sessions.all()
-            if held.study != self._study and held.session.holds and me not in held.older
-        ]
+        others = [h for h in sessions.all() if h.study != self._study and h.session.holds]
         if any(_outer.get(held) == self._study for held in others):
             return True
         for held, seconds in _idleness.of_threads(others).items():
-            if seconds >= SHARE_SECONDS:
+            if seconds >= (OLDER_SHARE_SECONDS if me in held.older else SHARE_SECONDS):
                 _outer[held] = self._study
                 return True
         return False

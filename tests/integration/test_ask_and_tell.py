@@ -248,6 +248,23 @@ def test_a_study_inside_of_a_trial_ends(
     assert len(set(caplog.messages)) == n_jobs - 1
 
 
+def test_a_study_inside_of_a_trial_ends_in_a_pool_that_is_kept(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is older than the second trial around it, which waits for it all the same."""
+    monkeypatch.setattr(_waiting, "OLDER_SHARE_SECONDS", 1.0)
+
+    def outer(trial: optuna.Trial) -> float:
+        inner = make_study()
+        pool.submit(inner.optimize, train, n_trials=2).result(60)
+        return inner.best_value
+
+    pool.submit(int).result(60)
+    study = make_study()
+    study.optimize(outer, n_trials=2)
+    assert [trial.value for trial in study.trials] == [0.5, 0.5]
+
+
 def test_studies_in_threads_of_their_own_take_turns(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

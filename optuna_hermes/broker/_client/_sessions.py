@@ -36,7 +36,7 @@ class SessionEntry:
         longest_seconds: the longest time between two signs of life, at ``seen_at`` the last one.
         fate: tells how the trial has ended, None if it has not.
         in_use: a call works with the session now.
-        older: the threads that had begun before it: none of them is part of its trial.
+        older: the threads that had begun before it: hardly any of them is part of its trial.
     """
 
     session: TrialSession
