@@ -235,6 +235,22 @@ def test_a_policy_is_not_asked_about_more_trials_than_it_can_bear() -> None:
     assert order == [*range(2, MOST_ASKED + 2), 1, 0]
 
 
+def test_no_trial_is_on_the_device_that_a_policy_is_asked_about() -> None:
+    """It is shown as free: a policy may take the devices of running trials for busy."""
+    running = TrialView(number=0, state="running", device="GPU-0")
+    wide = TrialView(number=1, state="running", device="GPU-0", devices=("GPU-0", "GPU-1"))
+
+    def decide(snapshot: Snapshot) -> Decision:
+        trials = snapshot.trials
+        busy = {id_ for each in trials if each.state == "running" for id_ in each.current_devices}
+        assert busy == {each.id for each in snapshot.devices if not each.free} == {"GPU-1"}
+        least = min(trial.number for trial in trials if trial.state == "parked")
+        return Decision(assignments=(Assignment(trial=least, devices=("GPU-0",)),))
+
+    asked = [parked(n, since=float(n)) for n in (2, 3, 4)]
+    assert wanted_first(decide, snapshot(running, wide, *asked), {2, 3, 4}) == [2, 3, 4]
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(
     numbers=st.sets(st.integers(0, 30), max_size=20), values=st.lists(st.floats(0, 1), min_size=31)

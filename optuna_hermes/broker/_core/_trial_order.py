@@ -18,7 +18,8 @@ def wanted_first(
 
     It is asked about one device and them, again and again without those it has chosen. What it
     leaves open goes by when they ran: the latest is wanted first. Its memory is not touched.
-    Every other trial is shown to it as running, and every other device as it is.
+    Every other trial is shown to it as running, but not on that device, and every other device as
+    it is.
     """
     # None but the host's own: a policy may look up what it knows of each.
     first, *rest = snapshot.devices
@@ -27,9 +28,9 @@ def wanted_first(
     recent = sorted(
         trials, key=lambda trial: (trial.waiting_since or 0.0, trial.number), reverse=True
     )
-    others = [_busy(trial) for trial in snapshot.trials if trial.number not in numbers]
+    others = [_busy(trial, first.id) for trial in snapshot.trials if trial.number not in numbers]
     asked = {trial.number: trial for trial in recent[:MOST_ASKED]}
-    others += [_busy(trial) for trial in recent[MOST_ASKED:]]
+    others += [_busy(trial, first.id) for trial in recent[MOST_ASKED:]]
     order: list[int] = []
     while len(asked) > 1:
         decision = decide(
@@ -43,7 +44,7 @@ def wanted_first(
         chosen = next((a.trial for a in decision.assignments if a.trial in asked), None)
         if chosen is None:
             break
-        others.append(_busy(asked.pop(chosen)))
+        others.append(_busy(asked.pop(chosen), first.id))
         order.append(chosen)
     return order + [trial.number for trial in recent if trial.number not in order]
 
@@ -63,5 +64,12 @@ def _waiting(trial: TrialView, now: float) -> TrialView:
     )
 
 
-def _busy(trial: TrialView) -> TrialView:
-    return replace(trial, state="running", waiting_since=None)
+def _busy(trial: TrialView, free: str) -> TrialView:
+    on = tuple(each for each in trial.current_devices if each != free)
+    return replace(
+        trial,
+        state="running",
+        waiting_since=None,
+        device=on[0] if on else None,
+        devices=on if len(on) > 1 else (),
+    )
