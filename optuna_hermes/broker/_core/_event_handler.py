@@ -68,7 +68,7 @@ _CHANGES_NO_PLAN = (wire.Beat, wire.Report)
 STALL_SECONDS = 4.0
 """Time without any event from which on the broker was stopped, or starved.
 
-Its devices are polled every 2 s, and their driver is waited for for another one.
+Its devices are polled every 2 s, and it waits 1 s at most for each answer of their driver.
 """
 
 
