@@ -10,6 +10,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import (
     URL,
@@ -110,11 +111,19 @@ def is_other_file(url: str, other: str) -> bool:
     """True if two URLs are of different files of SQLite; those of a server may differ."""
     if url == other or not (url.startswith("sqlite") and other.startswith("sqlite")):
         return False
-    file, its = (str(parse(each).database) for each in (url, other))
+    file, its = map(_file_of, (url, other))
     try:
         return file != its and not os.path.samefile(file, its)
     except OSError:  # one is gone, as where the other was moved to
         return True
+
+
+def _file_of(url: str) -> str:
+    """The absolute path of an SQLite URL; ``status`` and others read a file by its URI, too."""
+    database = str(parse(url).database)
+    if not database.startswith("file:"):
+        return database
+    return os.path.abspath(unquote(database.removeprefix("file:")))
 
 
 def with_connect_args(url: URL, engine_kwargs: Mapping[str, Any]) -> URL:

@@ -254,7 +254,7 @@ def test_one_file_of_a_ledger_may_have_several_urls(tmp_path: Path) -> None:
     copy.touch()
     link.symlink_to(file)
     url = f"sqlite:///{file}"
-    for same in (url, f"{url}?timeout=5", f"sqlite:///{link}"):
+    for same in (url, f"{url}?timeout=5", f"sqlite:///{link}", f"sqlite:///file:{file}?uri=true"):
         assert not is_other_file(url, same)
     assert is_other_file(url, f"sqlite:///{copy}")
     assert not is_other_file("mysql+pymysql://host/s", "mysql+pymysql://host.example.org/s")
