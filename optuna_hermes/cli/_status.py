@@ -25,7 +25,7 @@ from optuna_hermes.cli._studies import (
 from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.model import LIVE_STATES, Curve
 from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
-from optuna_hermes.view.source import ask_broker
+from optuna_hermes.view.source import apart, ask_broker
 from optuna_hermes.view.tables import status_view, trial_view
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def status(
         if silence:
             note(silence)
         place = storage_of(storage, study_name)
-        study = _study_document(place, study_name, broker, silent=bool(silence))
+        broker, study = _study_document(place, study_name, broker, silent=bool(silence))
     silent = bool(silence)
     if json:
         show_json({"broker": msgspec.to_builtins(broker), "silent": silent, "study": study})
@@ -100,10 +100,12 @@ def status(
 
 def _study_document(
     storage: str, name: str, broker: BrokerStatus | None, *, silent: bool
-) -> Document:
+) -> tuple[BrokerStatus | None, Document]:
+    """The broker's status, see ``apart``, and what the ledger of a study has."""
     from optuna_hermes.ledger import live_hosts
 
     with facts_and_ledger(storage, name) as (facts, ledger):
+        broker = apart(broker, facts)
         key, hosts = str(facts.key), live_hosts(ledger)
         records, curves = ledger.load_trials(key), ledger.load_curves(key)
         served = silent or (broker is not None and broker.study(key) is not None)
@@ -134,7 +136,7 @@ def _study_document(
         ),
         default=None,
     )
-    return {
+    return broker, {
         "key": key,
         "name": name,
         "counts": dict(Counter(states.values())),
@@ -189,6 +191,7 @@ def trial_document(storage: str, name: str, number: int) -> tuple[Document, str]
             )
         # With its trials: a journal or a proxy gives all of them for each read.
         facts = _optuna.facts(study, trials)
+        broker = apart(broker, facts)
         states = trial_states(ledger, facts, [record], broker, silent=bool(silence))
         curves = ledger.load_curves(key)
         curve = _curve(curves.get(number), _optuna.sign(study))

@@ -98,6 +98,7 @@ class StudySource:
                 raise BrokerError(self._reader.silence or none)
         else:
             history = None if self._named_key else self._read(broker)
+            broker = self._reader.apart(broker)
             study = None if broker is None else broker.study(self._named_key)
             self._in_outage = study is not None and study.outage_seconds is not None
             if broker is None or study is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -39,6 +41,29 @@ def ask_broker(*, curves: bool = False) -> tuple[BrokerStatus | None, str]:
         return broker_status(curves=curves), ""
     except _TELLS_NOTHING as error:
         return None, str(error)
+
+
+def apart(broker: BrokerStatus | None, facts: StudyFacts) -> BrokerStatus | None:
+    """A broker's status where the original of a study in a copied file has a key of its own.
+
+    A broker serves one of them; both have one key, and their files tell them apart.
+    """
+    from optuna_hermes.ledger import is_other_file
+
+    key, url = facts.key, facts.ledger_url
+    found = None if broker is None or key is None else broker.study(key)
+    if broker is None or found is None or url is None or not is_other_file(found.ledger_url, url):
+        return broker
+    other = f"{key} in {found.ledger_url}"
+
+    def renamed(each: Any) -> Any:
+        return replace(each, key=other) if each is not None and each.key == key else each
+
+    devices = (
+        replace(each, holder=renamed(each.holder), residents=tuple(map(renamed, each.residents)))
+        for each in broker.devices
+    )
+    return replace(broker, studies=tuple(map(renamed, broker.studies)), devices=tuple(devices))
 
 
 class StudyReader:
@@ -93,6 +118,10 @@ class StudyReader:
                     return None
         return None
 
+    def apart(self, broker: BrokerStatus | None) -> BrokerStatus | None:
+        """See ``apart``; the same status as long as the facts of the study were not read."""
+        return broker if self._facts is None else apart(broker, self._facts)
+
     def history(self, broker: BrokerStatus | None) -> StudyHistory | None:
         """The history of the study as of now, None as long as it has no ledger.
 
@@ -121,7 +150,7 @@ class StudyReader:
             self._history = read_history(
                 self._ledger,
                 self._facts,
-                broker=broker,
+                broker=self.apart(broker),
                 silent=bool(self.silence),
                 before=self._history,
             )

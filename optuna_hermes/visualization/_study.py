@@ -15,7 +15,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.history import Bar, StudyHistory, held_epochs, read_history
-from optuna_hermes.view.source import ask_broker
+from optuna_hermes.view.source import apart, ask_broker
 from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
         broker, silence = ask_broker()
         if silence:
             _logger.warning(silence)
-        history = read_history(ledger, _optuna.facts(study), broker=broker, silent=bool(silence))
+        facts = _optuna.facts(study)
+        broker = apart(broker, facts)
+        history = read_history(ledger, facts, broker=broker, silent=bool(silence))
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
         elif to_replay:

@@ -25,9 +25,12 @@ from optuna_hermes import HermesPruner, HermesSampler, _optuna, upkeep
 from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _reconnecting
 from optuna_hermes.broker._protocol import SetOverrides
+from optuna_hermes.cli import run
+from optuna_hermes.cli._top import StudySource
 from optuna_hermes.errors import BrokerError, InvalidInputError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import MOST_COUNT
+from optuna_hermes.view._web._source import PageReader
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -188,7 +191,9 @@ def test_steps_may_be_larger_than_what_a_message_holds(
     assert {curve.steps for curve in curves.values()} == {(MOST_COUNT, MOST_COUNT)}
 
 
-def test_a_copy_of_a_study_that_trains_is_another_study(tmp_path: Path, storage_url: str) -> None:
+def test_a_copy_of_a_study_that_trains_is_another_study(
+    tmp_path: Path, storage_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Both have one key: the copy's values do not reach the original, nor does what is wanted."""
     reported, may_end = threading.Event(), threading.Event()
 
@@ -220,6 +225,26 @@ def test_a_copy_of_a_study_that_trains_is_another_study(tmp_path: Path, storage_
     with closing(open_ledger(_optuna.ledger_url(copy))) as ledger:
         upkeep.want(copy, ledger, SetOverrides(study=key, numbers=(0,), override="held"))
         assert ledger.load_overrides(key) == {0: "held"}
+    # What is shown of it is its own, and no key of `top` reaches the original.
+    with closing(StudySource(f"sqlite:///{file}", study.study_name)) as source:
+        for _ in range(2):
+            picture = source.look("")
+            assert picture.read_only
+            assert [trial.state for trial in picture.trials] == ["pending"]
+    with closing(PageReader(study.study_name, lambda: _optuna.facts(copy))) as pages:
+        for _ in range(2):
+            page = pages.look()
+            assert page["live"]["is"] == "still"
+            holders = [each["holder"] for each in page["devices"] if each["holder"]]
+            assert [each["own"] for each in holders] == [False]
+    capsys.readouterr()
+    named = ["--storage", f"sqlite:///{file}", "--study-name", study.study_name, "--json"]
+    assert run(["status", *named]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["study"]["counts"] == {"pending": 1}
+    assert [each["key"] == key for each in shown["broker"]["studies"]] == [False]
+    assert run(["status", "0", *named]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "pending"
     with pytest.raises(BrokerError, match=r"copy\.db has that of .* it serves in .*study\.db"):
         copy.optimize(objective, n_trials=1)
     may_end.set()

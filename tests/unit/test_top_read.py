@@ -180,6 +180,9 @@ class FakeReader:
         )
         return broker_status(mine, study_status(key="t"))
 
+    def apart(self, broker: wire.BrokerStatus) -> wire.BrokerStatus:
+        return broker
+
     def history(self, broker: wire.BrokerStatus | None) -> StudyHistory:
         self.reads += 1
         return StudyHistory(key="s", trials=(), bars=(Bar("box/cpu:0", 5, 0.0, 50.0, 1),))

@@ -218,6 +218,9 @@ class FakeReader:
     def status(self) -> BrokerStatus | None:
         return self.broker
 
+    def apart(self, broker: BrokerStatus | None) -> BrokerStatus | None:
+        return broker
+
     def history(self, broker: BrokerStatus | None) -> StudyHistory:
         self.reads += 1
         return self.kept

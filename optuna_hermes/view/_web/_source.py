@@ -43,7 +43,7 @@ class PageReader:
     def look(self) -> dict[str, Any]:
         """The page as of now."""
         with self._lock:
-            broker, problem = self._ask(), None
+            broker, problem = self._reader.apart(self._ask()), None
             study = broker.study(self._history.key) if broker and self._history else None
             # Nothing is asked of a database that is known to be away: that may take half a minute.
             if study is None or study.outage_seconds is None:
@@ -51,6 +51,7 @@ class PageReader:
                     self._history = self._reader.history(broker)
                 except HermesError as error:
                     problem = str(error)
+                broker = self._reader.apart(broker)  # the facts are read by now
             # As long as it is served: which study has most running trials changes all the time.
             if broker and not any(each.name == self._shown for each in broker.studies):
                 busiest = max(broker.studies, key=lambda each: each.counts.running, default=None)
