@@ -24,6 +24,7 @@ from optuna_hermes._optuna._studies import (
     known_key,
     ledger_file,
     ledger_url,
+    look_anew,
     named_ledger,
     only_here,
     shares_its_ledger,
@@ -62,6 +63,7 @@ def claim_ledger(study: optuna.Study, url: str | None = None) -> None:
                 "own database."
             )
         return
+    look_anew()
     here = url or named_ledger(study) or _here()
     end = time.monotonic() + MEETING_SECONDS
     while not (marked := study.user_attrs.get(LEDGER_ATTRIBUTE)):

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._samplers import nested
 from optuna_hermes._optuna._storages import disconnect
-from optuna_hermes._optuna._studies import identity, study_spec
+from optuna_hermes._optuna._studies import identity, look_anew, study_spec
 from optuna_hermes._optuna._trials import Note, end_of, ending, overwrite_notes, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
 from optuna_hermes.broker import (
@@ -180,6 +180,7 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy:
     """Wait for a trial's first lease; it gets no session if it trains on another one's device."""
     from optuna_hermes.broker import TrialSession  # here: a process that calls `optimize` has none
 
+    look_anew()
     spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
     number, trial_id = trial.number, trial._trial_id
     unit_seconds = _since_last_sign(trial) if lazy else 0.0

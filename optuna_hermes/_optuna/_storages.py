@@ -99,21 +99,21 @@ def prepare_storages() -> None:
     BaseModel.registry.configure()
 
 
-def open_storage(storage: str, proxy_seconds: float | None = None) -> Any:
+def open_storage(storage: str) -> Any:
     """The storage that a text names: a proxy, or what it names to Optuna's own command line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return _opened(storage, _PROXY_SECONDS if proxy_seconds is None else proxy_seconds)
+        return _opened(storage)
 
 
-def _opened(storage: str, proxy_seconds: float) -> Any:
+def _opened(storage: str) -> Any:
     if storage.startswith(PROXY):
         host, _, port = storage.removeprefix(PROXY).rpartition(":")
         if not (host and port.isdecimal()):
             raise ValueError(f"name its host and port, as in {PROXY}localhost:13000")
         proxy = GrpcStorageProxy(host=host, port=int(port))
         try:
-            proxy.wait_server_ready(proxy_seconds)
+            proxy.wait_server_ready(_PROXY_SECONDS)
         except ConnectionError:
             raise ConnectionError("no proxy answers there") from None
         return proxy

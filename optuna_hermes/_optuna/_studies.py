@@ -61,16 +61,13 @@ _SEED_ATTRIBUTE = "hermes:seed"
 _OFFERING_SECONDS = 1.0
 """Time in which all hosts that have seen no value have offered theirs."""
 
-_EARLIER_PROXY_SECONDS = 3.0
-"""Time in which a proxy at an earlier place of a study answers, if it is still there."""
-
 _giving = threading.Lock()
 
 _known: set[tuple[str, str]] = set()
 """Databases, each with a key that its ledger is known to have; places, each with a study's own."""
 
 _gone: set[str] = set()
-"""Earlier places of studies, but for files, at which nothing can be read."""
+"""Proxies at earlier places of studies that do not answer, until a study is about to be trained."""
 
 _places: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
 """Places of storages, by the objects that open them."""
@@ -181,17 +178,17 @@ def _is_own(study: optuna.Study, key: str) -> bool:
 
 def _is_copied(study: optuna.Study, key: str, place: str, other: str) -> bool:
     """True if a study has a key from one that is still at another place, False if it was moved."""
-    if other in _gone:  # for a proxy each look takes seconds
+    if other in _gone:  # each look takes seconds
         return False
     are_files = os.path.isabs(other) and os.path.isabs(place)
     try:
         if are_files and os.path.samefile(other, place):
             return False
-        storage = open_storage(other, _EARLIER_PROXY_SECONDS)
+        storage = open_storage(other)
         if not any(key in each.system_attrs.values() for each in storage.get_all_studies()):
             return False
-    except Exception:  # nothing that can be read is there
-        if not os.path.isabs(other):
+    except Exception as error:  # nothing that can be read is there
+        if isinstance(error, ConnectionError):
             _gone.add(other)
         return False
     if are_files:
@@ -203,6 +200,11 @@ def _is_copied(study: optuna.Study, key: str, place: str, other: str) -> bool:
         return False
     study._storage.set_study_system_attr(study._study_id, name, False)
     return True
+
+
+def look_anew() -> None:
+    """Ask proxies anew that did not answer: to train a study makes its place one of its own."""
+    _gone.clear()
 
 
 def _mark_place(study: optuna.Study, key: str) -> None:

@@ -16,7 +16,7 @@ from optuna.storages import GrpcStorageProxy, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
-from optuna_hermes._optuna import _local_ledgers, _studies
+from optuna_hermes._optuna import _local_ledgers, _storages, _studies
 from optuna_hermes._optuna._local_ledgers import delete_with_files
 from optuna_hermes._optuna._studies import ledger_file
 from optuna_hermes._optuna_tables import read_facts
@@ -211,11 +211,33 @@ def test_a_proxy_that_is_gone_is_waited_for_once(
         wait(storage, timeout)
 
     monkeypatch.setattr(GrpcStorageProxy, "wait_server_ready", counted)
-    monkeypatch.setattr(_studies, "_EARLIER_PROXY_SECONDS", 0.1)
+    monkeypatch.setattr(_storages, "_PROXY_SECONDS", 0.1)
     monkeypatch.setattr(_studies, "_gone", set())
     assert _optuna.known_key(study) == key
     assert trained(study) == key
     assert waits == [0.1]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_copy_that_was_looked_at_in_an_outage_is_no_moved_study(
+    proxy: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To train it makes its place one of its key's for good: the original is looked for anew."""
+    urls = f"sqlite:///{tmp_path}/here.db", f"sqlite:///{tmp_path}/there.db"
+    here, there = map(proxy, urls)
+    first = optuna.create_study(study_name="first", storage=GrpcStorageProxy(port=here))
+    key = trained(first)
+    second = copied_to(GrpcStorageProxy(port=here), GrpcStorageProxy(port=there))
+    monkeypatch.setattr(_studies, "_gone", set())
+
+    def refuse(storage: GrpcStorageProxy, timeout: float) -> None:
+        raise ConnectionError("injected")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(GrpcStorageProxy, "wait_server_ready", refuse)
+        assert _optuna.known_key(second) == key
+    _optuna.claim_ledger(second)
+    assert trained(second) != key
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
