@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,8 @@ from optuna_hermes.ledger._transient import BEHIND_PROXY
 _ONCE = ("create_new_trial", "set_trial_state_values")
 
 _ASKED_ATTRIBUTE = "hermes:asked"
-_TRIES = 3
-"""Times that a database refuses a value, while it takes others, until the value is given up."""
+_PAUSES_SECONDS = (0.1, 1.0, 5.0)
+"""Pauses between tries of a value that a database refuses, while it takes others: a lock passes."""
 
 
 class RetryingStorage:
@@ -69,7 +70,7 @@ def _set_behind_proxy(storage: GrpcStorageProxy, name: str, owner_id: int, *args
     """
     ask = getattr(storage, f"set_{name.split('_')[1]}_system_attr")
     refused = ""
-    for _ in range(_TRIES):
+    for pause in (*_PAUSES_SECONDS, 0.0):
         try:
             getattr(storage, name)(owner_id, *args)
             return
@@ -78,6 +79,7 @@ def _set_behind_proxy(storage: GrpcStorageProxy, name: str, owner_id: int, *args
                 raise
             refused = line(error)
         ask(owner_id, _ASKED_ATTRIBUTE, True)
+        time.sleep(pause)
     raise optuna.exceptions.StorageInternalError(refused)
 
 

@@ -22,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, _optuna
-from optuna_hermes._optuna import _reports, _retry, _storages
+from optuna_hermes._optuna import _reports, _retry, _retrying_storage, _storages
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.errors import DatabaseOutageError, LedgerOutageError, StorageError
@@ -195,6 +195,7 @@ def test_what_the_database_of_a_proxy_refuses_is_no_outage(
     from optuna.storages._grpc.server import make_server
 
     monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    monkeypatch.setattr(_retrying_storage, "_PAUSES_SECONDS", (0.0, 0.0))
     behind = RDBStorage(storage_url, engine_kwargs={"connect_args": {"timeout": 0.01}})
     server = make_server(behind, "localhost", 0)
     proxy = GrpcStorageProxy(port=server.add_insecure_port("localhost:0"))
@@ -219,6 +220,36 @@ def test_what_the_database_of_a_proxy_refuses_is_no_outage(
         with pytest.raises(optuna.exceptions.StorageInternalError, match="invalid data"):
             trial.report(0.25, 2)
     assert study.trials[0].intermediate_values == {1: 0.5}
+    server.stop(0).wait()
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_lock_that_only_one_table_of_a_proxy_has_is_waited_for(
+    storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other values are taken meanwhile, as where a database ends one of two transactions."""
+    pytest.importorskip("grpc")
+    from optuna.storages._grpc.server import make_server
+
+    monkeypatch.setattr(_retrying_storage, "_PAUSES_SECONDS", (0.01, 0.01, 0.2))
+    behind = RDBStorage(storage_url)
+    write, refused = behind.set_trial_intermediate_value, list[float]()
+
+    def locked(*value: Any) -> None:
+        if not refused or time.monotonic() < refused[0] + 0.2:
+            refused.append(time.monotonic())
+            raise lost()
+        write(*value)
+
+    monkeypatch.setattr(behind, "set_trial_intermediate_value", locked)
+    server = make_server(behind, "localhost", 0)
+    proxy = GrpcStorageProxy(port=server.add_insecure_port("localhost:0"))
+    server.start()
+    study = optuna.create_study(storage=proxy)
+    with _optuna.retrying(study):
+        study.ask().report(0.5, 1)
+    assert study.trials[0].intermediate_values == {1: 0.5}
+    assert refused
     server.stop(0).wait()
 
 
