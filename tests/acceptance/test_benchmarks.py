@@ -621,6 +621,7 @@ def test_race_says_what_is_wrong(
 
 
 def test_first_quarter_compares_early_figures_with_last_values(tmp_path: Path) -> None:
+    """Each early figure has one row, and a task that is no training loop is refused."""
     options = ["--tasks=tabular", "--trainings=6"]
     result = json.loads(run("first_quarter.py", *options, "--json", cwd=tmp_path).stdout)
     rows = result["tasks"]["tabular"]

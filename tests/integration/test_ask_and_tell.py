@@ -226,16 +226,23 @@ def test_a_study_after_an_untold_trial_takes_turns_of_its_own() -> None:
     assert seen == [[1]]
 
 
+@pytest.fixture
+def optuna_logs(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """``caplog``, which has what Optuna logs, too."""
+    optuna.logging.enable_propagation()
+    yield caplog
+    optuna.logging.disable_propagation()
+
+
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_a_study_inside_of_a_trial_ends(
-    n_jobs: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    n_jobs: int, monkeypatch: pytest.MonkeyPatch, optuna_logs: pytest.LogCaptureFixture
 ) -> None:
     """An objective that optimizes another study does so on the device that it has.
 
     Where that is a guess, since a thread of its own waits for the device, it is said once.
     """
     monkeypatch.setattr(_waiting._notices, "_shared", False)
-    optuna.logging.enable_propagation()
 
     def outer(trial: optuna.Trial) -> float:
         inner = make_study()
@@ -244,9 +251,8 @@ def test_a_study_inside_of_a_trial_ends(
 
     study = make_study()
     study.optimize(outer, n_trials=2)
-    optuna.logging.disable_propagation()
     assert [trial.value for trial in study.trials] == [0.5, 0.5]
-    assert len(set(caplog.messages)) == n_jobs - 1
+    assert len(set(optuna_logs.messages)) == n_jobs - 1
 
 
 def test_a_study_inside_of_a_trial_ends_in_a_pool_that_is_kept(
@@ -407,15 +413,16 @@ def test_a_study_in_a_process_of_a_trial_ends(name: str | None) -> None:
 
 
 def test_who_waits_says_for_what(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait_for: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch,
+    optuna_logs: pytest.LogCaptureFixture,
+    wait_for: Callable[..., Any],
 ) -> None:
     """A trial that has no device for some seconds names the one that has it."""
     monkeypatch.setattr("optuna_hermes._optuna._waiting.NOTICE_SECONDS", 0.5)
     monkeypatch.setattr("optuna_hermes._optuna._waiting.WARNING_SECONDS", 0.5)
     monkeypatch.setattr("optuna_hermes._optuna._waiting._notices._last", -1e9)
     monkeypatch.setattr("optuna_hermes._optuna._plain.IDLE_SECONDS", 1e6)
-    optuna.logging.enable_propagation()
-    caplog.set_level(logging.INFO)
+    optuna_logs.set_level(logging.INFO)
     study = make_study()
     first = study.ask()
     train(first)
@@ -424,10 +431,9 @@ def test_who_waits_says_for_what(
     # Not the first notice, perhaps: the first trial may have waited for a broker that starts,
     # and one that is slow to tell who has its devices is left out.
     words = f"Trial 1 of .* has waited .* cpu:0 has trial 0 of study {study.study_name!r}"
-    wait_for(lambda: re.search(words, caplog.text))
+    wait_for(lambda: re.search(words, optuna_logs.text))
     study.tell(first, 1.0)
     thread.join()
-    optuna.logging.disable_propagation()
 
 
 def test_an_enqueued_trial_that_never_began_is_in_the_queue_again() -> None:
