@@ -135,7 +135,11 @@ def check_journal(path: str) -> None:
 
     Optuna would write into the first, and take the path of the second for a URL.
     """
+    if os.path.isdir(path):
+        raise ValueError("it is a folder")
     if not os.path.isfile(path):
+        if ":" in path:
+            raise ValueError("it is no URL, and no such file is there")
         raise ValueError(f"no such file: make it, empty, for a journal, or give sqlite:///{path}")
     with open(path, "rb") as file:
         begin = file.read(_JOURNAL_BYTES)

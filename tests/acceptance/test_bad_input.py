@@ -251,6 +251,11 @@ def test_a_file_that_is_no_journal_is_left_alone(
         (("studies",), "neither --storage nor $OPTUNA_STORAGE names one"),
         (("studies", "--storage", ""), "neither --storage nor $OPTUNA_STORAGE names one"),
         (("studies", "--storage", "foo"), "Storage foo cannot be used: no such file"),
+        (("studies", "--storage", "."), "Storage . cannot be used: it is a folder. Check the URL"),
+        (
+            ("studies", "--storage", "sqlite:foo.db"),
+            "Storage sqlite:foo.db cannot be used: it is no URL, and no such file is there. Check",
+        ),
         (("create-study", "--study-name", "t", "--storage", "foo"), "Storage foo cannot be"),
     ],
 )
