@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes._optuna._retry import LONGEST_RETRY_SECONDS, outage_error, with_retry
 from optuna_hermes._optuna._storages import backend_of, keep_whole, line
-from optuna_hermes.ledger import limit_time
+from optuna_hermes.ledger import limited_time
 from optuna_hermes.ledger._transient import BEHIND_PROXY
 
 # Calls that are not idempotent, so not retried here: their callers check the outcome first.
@@ -91,17 +91,18 @@ def _same(storage: Any) -> Any:
 def retrying(study: optuna.Study) -> Iterator[None]:
     """Retry all calls to this study's storage during an outage, within the block.
 
-    A server that vanishes without a word is an outage after a while, here and afterwards.
+    A server that vanishes without a word is an outage after a while.
     """
     before: Any = study._storage
     # Not around another one: a callback may optimize its own study, inside of such a block.
     inner = before.inner if isinstance(before, RetryingStorage) else before
-    if isinstance(backend := backend_of(study), RDBStorage):
-        limit_time(backend.engine)
     keep_whole(study)  # a line that is written again must not follow a part of it
     study._storage = RetryingStorage(inner)  # type: ignore[assignment]
     try:
-        yield
+        backend = backend_of(study)
+        is_database = isinstance(backend, RDBStorage)
+        with limited_time(backend.engine) if is_database else contextlib.nullcontext():
+            yield
     finally:
         study._storage = before
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._engine import few_connections as few_connections
     from optuna_hermes.ledger._engine import is_database as is_database
     from optuna_hermes.ledger._engine import is_other_file as is_other_file
-    from optuna_hermes.ledger._engine import limit_time as limit_time
+    from optuna_hermes.ledger._engine import limited_time as limited_time
     from optuna_hermes.ledger._engine import rest_when_idle as rest_when_idle
     from optuna_hermes.ledger._engine import with_connect_args as with_connect_args
     from optuna_hermes.ledger._engine import with_password as with_password
@@ -38,7 +38,7 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("check_shared_url", "few_connections", "is_database", "rest_when_idle"),
-            *("is_other_file", "limit_time", "with_connect_args", "with_password"),
+            *("is_other_file", "limited_time", "with_connect_args", "with_password"),
         ),
         "_engine",
     ),

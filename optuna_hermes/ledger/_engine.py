@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,20 +195,29 @@ def connectable(url: URL) -> Engine:
         isolation_level="READ COMMITTED",
         connect_args=unprepared,
     )
-    limit_time(engine)
+    event.listen(engine, "do_connect", _limit_time)
     if engine.dialect.name != "postgresql":
         event.listen(engine, "connect", partial(_end_silent_transactions, engine))
     return engine
 
 
-def limit_time(engine: Engine) -> None:
-    """Have an engine of a server give up a vanished host; options that its user has chosen stay.
+@contextmanager
+def limited_time(engine: Engine) -> Iterator[None]:
+    """Have an engine of a server give up a vanished host, within the block.
 
-    Without limits a connection to a host that was switched off hangs for a quarter of an hour.
+    Options that its user has chosen stay. Without limits a connection to a host that was switched
+    off hangs for a quarter of an hour.
     """
-    if engine.dialect.name != "sqlite" and not event.contains(engine, "do_connect", _limit_time):
-        event.listen(engine, "do_connect", _limit_time)
-        engine.dispose()  # its connections until now have no limits
+    if engine.dialect.name == "sqlite" or event.contains(engine, "do_connect", _limit_time):
+        yield
+        return
+    event.listen(engine, "do_connect", _limit_time)
+    engine.dispose()  # its connections until now have no limits
+    try:
+        yield
+    finally:
+        event.remove(engine, "do_connect", _limit_time)
+        engine.dispose()  # the user's own statements may take longer
 
 
 def _limit_time(dialect: Dialect, _record: object, _arguments: object, named: Any) -> None:
@@ -222,6 +231,8 @@ def _limit_time(dialect: Dialect, _record: object, _arguments: object, named: An
             "keepalives_count": 4,
             "tcp_user_timeout": 1000 * VANISHED_SECONDS,
         }
+        if "PGCONNECT_TIMEOUT" in os.environ:
+            del limits["connect_timeout"]
     elif dialect.driver in ("pymysql", "mysqldb", "mariadbconnector"):
         limits = {
             "connect_timeout": CONNECT_SECONDS,

@@ -51,47 +51,70 @@ def asked_of_driver(engine: Engine) -> dict[str, Any]:
     return seen
 
 
-def opened_by_ledger(url: str) -> Engine:
-    return connectable(parse(url))
+def asked_by_ledger(url: str) -> dict[str, Any]:
+    return asked_of_driver(connectable(parse(url)))
 
 
-def opened_by_worker(url: str) -> Engine:
-    """The engine of Optuna's tables in a worker or a driver."""
+def asked_by_worker(url: str) -> dict[str, Any]:
+    """What Optuna asks in a worker or a driver."""
+    study = study_of(url)
+    with _optuna.retrying(study):
+        with _optuna.retrying(study):  # a callback may optimize its own study
+            pass
+        return asked_of_driver(_storages.backend_of(study).engine)
+
+
+def study_of(url: str) -> optuna.Study:
+    """A study in a database that is not asked for it."""
     study = optuna.create_study()
     storage = RDBStorage("sqlite://")
     study._storage = _storages._with_tables({**storage.__getstate__(), "url": url})
-    for _ in range(2):  # one study may be optimized twice
-        with _optuna.retrying(study):
-            pass
-    engine: Engine = _storages.backend_of(study).engine
-    return engine
+    return study
 
 
-@pytest.mark.parametrize("opened", [opened_by_ledger, opened_by_worker])
+@pytest.mark.parametrize("asked", [asked_by_ledger, asked_by_worker])
 @pytest.mark.parametrize(
     ("driver", "module", "limits"),
     [("postgresql+psycopg", "psycopg", POSTGRES), ("mysql+pymysql", "pymysql", MYSQL)],
     ids=["PostgreSQL", "MySQL"],
 )
 def test_drivers_are_told_when_to_give_up(
-    driver: str, module: str, limits: dict[str, int], opened: Callable[[str], Engine]
+    driver: str, module: str, limits: dict[str, int], asked: Callable[[str], dict[str, Any]]
 ) -> None:
     """Every connection has time limits; those of the URL count first, one by one."""
     pytest.importorskip(module, reason=f"needs {module}")
-    seen = asked_of_driver(opened(f"{driver}://ann@host/study"))
+    seen = asked(f"{driver}://ann@host/study")
     assert {name: seen.get(name) for name in limits} == limits
-    own = asked_of_driver(opened(f"{driver}://ann@host/study?connect_timeout=3"))
+    own = asked(f"{driver}://ann@host/study?connect_timeout=3")
     assert int(own["connect_timeout"]) == 3
     assert {name: own[name] for name in limits if name != "connect_timeout"} == {
         name: limit for name, limit in limits.items() if name != "connect_timeout"
     }
 
 
+def test_time_limits_end_with_the_call_that_has_them() -> None:
+    """Later the script's own statements may take as long as they want."""
+    pytest.importorskip("pymysql")
+    study = study_of("mysql+pymysql://ann@host/study")
+    with _optuna.retrying(study):
+        pass
+    assert not MYSQL.keys() & asked_of_driver(_storages.backend_of(study).engine).keys()
+
+
+def test_a_variables_time_to_connect_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads it where nothing else is said."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "60")
+    asked = asked_by_ledger("postgresql+psycopg://ann@host/study")
+    assert "connect_timeout" not in asked
+    assert asked["tcp_user_timeout"] == 30_000
+
+
 def test_no_statement_is_prepared() -> None:
     """A pooler may give the next transaction to a server that does not know the statement."""
     pytest.importorskip("psycopg", reason="needs psycopg")
-    engine = opened_by_ledger("postgresql+psycopg://ann@host/study")
-    assert asked_of_driver(engine)["prepare_threshold"] is None
+    asked = asked_by_ledger("postgresql+psycopg://ann@host/study")
+    assert asked["prepare_threshold"] is None
 
 
 def test_a_statement_may_wait_for_every_lock() -> None:
