@@ -92,6 +92,7 @@ from optuna_hermes._optuna._trials import no_trial as no_trial
 from optuna_hermes._optuna._trials import on_report as on_report
 from optuna_hermes._optuna._trials import open_trial as open_trial
 from optuna_hermes._optuna._trials import opened_by as opened_by
+from optuna_hermes._optuna._trials import opening as opening
 from optuna_hermes._optuna._trials import ours as ours
 from optuna_hermes._optuna._trials import params_of as params_of
 from optuna_hermes._optuna._trials import params_of_id as params_of_id

@@ -52,7 +52,7 @@ def open_trial(
     """
     # A name of this call alone: it tells our trial from those that other workers take meanwhile.
     name = name or uuid.uuid4().hex
-    return with_retry(_open, study, name, frozenset(lost), listed_number, seed, [])
+    return with_retry(_open, study, name, frozenset(lost), listed_number, seed, set())
 
 
 def _open(
@@ -61,20 +61,15 @@ def _open(
     lost: frozenset[str],
     listed_number: int | None,
     seed: int,
-    not_mine: list[set[int]],
+    missed: set[int],
 ) -> optuna.Trial:
     """Open a trial by this name, or return the one that an unanswered earlier call has opened.
 
-    The set in ``not_mine``, which the first call adds, has the ids of trials that had this name
-    before, as that of a copied study, and of waiting trials that other processes took first.
+    ``missed`` collects the ids of waiting trials that other processes took first.
     """
     storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
     trials = storage.get_all_trials(study_id, deepcopy=False)
-    if not not_mine:  # names are epochs of leases, which begin anew in each ledger
-        running = (trial for trial in trials if trial.state == TrialState.RUNNING)
-        not_mine.append({trial._trial_id for trial in running if name in opened_by(trial)})
-    (missed,) = not_mine
     for trial in trials:
         if trial.state != TrialState.RUNNING:
             continue
@@ -267,6 +262,14 @@ def end_of(study: optuna.Study, trial_id: int) -> Ending | None:
 def trial_id(trial: Any) -> int:
     """Optuna's id of a trial."""
     return int(trial._trial_id)
+
+
+def opening(key: str, name: object) -> str:
+    """The name of an opening by what brokers name it: the epoch of a lease, say.
+
+    With the study's key: epochs begin anew in the ledger of a copied study, which has the marks.
+    """
+    return f"{key}:{name}"
 
 
 def opened_by(trial: FrozenTrial) -> frozenset[str]:

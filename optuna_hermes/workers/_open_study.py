@@ -63,7 +63,8 @@ def open_study_message(
     # Read after the trials: a process that created one of them has a live lease by then, or has
     # recorded the trial.
     leases = ledger.load_leases(spec.key, live=True)
-    elsewhere = {str(x.epoch) for x in leases if x.owner not in (None, instance)}
+    others = (lease for lease in leases if lease.owner not in (None, instance))
+    elsewhere = {_optuna.opening(spec.key, lease.epoch) for lease in others}
     known = {record.number: record for record in ledger.load_trials(spec.key)}
     ended: dict[int, Ending] = {}
     for trial in trials:

@@ -273,13 +273,15 @@ class _TrialExecution:
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
         if isinstance(grant, SetUp) or grant.number is None or grant.trial_id is None:
             self._leave_if_taken()
-            name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
+            opening = partial(_optuna.opening, self._job.spec.key)
+            name = opening(grant.name if isinstance(grant, SetUp) else grant.epoch)
+            lost = [*map(opening, grant.lost)]
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _creation_lock(self._job.checkpoint_root):
                 trial = _optuna.open_trial(
                     self._study,
                     name=name,
-                    lost=grant.lost,
+                    lost=lost,
                     listed_number=grant.listed_number,
                     seed=self._job.spec.seed,
                 )

@@ -478,18 +478,6 @@ def test_marks_of_trials_have_one_name(study: optuna.Study) -> None:
     assert [*map(_optuna.opened_by, study.trials)] == [{name} for name in "01534"]
 
 
-def test_a_trial_of_a_copied_study_is_not_taken_for_one_of_its_name(
-    storage_url: str, study: optuna.Study
-) -> None:
-    """Names are epochs of leases, which begin anew in the ledger of the copy."""
-    _optuna.open_trial(study, name="7")
-    copy = f"{storage_url}.copy"
-    optuna.copy_study(from_study_name="s", from_storage=storage_url, to_storage=copy)
-    copied = optuna.load_study(study_name="s", storage=copy)
-    assert _optuna.open_trial(copied, name="7").number == 1
-    assert _optuna.open_trial(copied, name="8", lost=["7"]).number == 0
-
-
 def test_marks_of_a_trial_are_not_those_of_its_copy_in_the_queue(study: optuna.Study) -> None:
     """Optuna's callbacks enqueue a failed trial again with all of its attributes."""
     study.tell(_optuna.open_trial(study, name="7"), state=TrialState.FAIL)

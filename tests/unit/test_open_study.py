@@ -11,6 +11,7 @@ import pytest
 from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._protocol import Begin, frame
+from optuna_hermes.ledger import LeaseRecord
 from optuna_hermes.model import MOST_COUNT
 from optuna_hermes.workers import _open_study
 from optuna_hermes.workers._open_study import descriptions, open_study_message
@@ -63,6 +64,27 @@ def test_trials_that_no_ledger_will_know_count(shared: bool) -> None:
     broker, grants = opened(study, n_trials=3, shared=shared)
     assert [grants[worker] is not None for worker in sorted(grants)] == [True, True, False]
     assert (broker.races, broker.unstarted()) == (0, 0)
+
+
+@pytest.mark.parametrize(("key", "adopted"), [("s", {}), ("original", {0: 0})])
+def test_a_trial_that_another_host_begins_is_left_to_it(key: str, adopted: dict[int, int]) -> None:
+    """But not that of a copied study, whose original had a lease of the same epoch."""
+    study, ledger = optuna.create_study(), MemoryLedger(shared=True)
+    _optuna.open_trial(study, name=_optuna.opening(key, 7))
+    ledger.commit_lease(
+        LeaseRecord(
+            study="s",
+            epoch=7,
+            number=None,
+            devices=("cpu:0",),
+            host="h",
+            started=0.0,
+            owner="other",
+        )
+    )
+    spec = StudySpec(key="s", name="s", ledger_url="memory:")
+    message = open_study_message(study, spec, ledger, "own", n_trials=1, max_alive=1)
+    assert message.adopted == adopted
 
 
 @pytest.mark.parametrize("shared", [True, False])

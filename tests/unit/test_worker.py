@@ -18,6 +18,7 @@ import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesSampler, _optuna
+from optuna_hermes.broker._protocol import Grant
 from optuna_hermes.errors import ObjectiveError
 from optuna_hermes.workers._worker import (
     _creation_lock,
@@ -141,6 +142,31 @@ def ends_of(
         execution = _TrialExecution(job, study, session, lambda word, reason: None)
         execution._train(study.ask(), objective, notes)
     return ends
+
+
+def test_trials_of_a_copied_study_are_not_taken_for_those_of_its_leases(
+    tmp_path: Path, storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs begin anew in the ledger of the copy, and the marks of the original are copied."""
+    session: Any = SimpleNamespace(begin=lambda number, trial_id: None)
+    known = SimpleNamespace(add=lambda *entry: None)
+    monkeypatch.setattr("optuna_hermes.workers._worker.sessions", known)
+
+    def opened(study: optuna.Study, epoch: int, *lost: str) -> int:
+        spec = SimpleNamespace(key=_optuna.study_key(study), seed=0)
+        job: Any = SimpleNamespace(ids_return=False, checkpoint_root=tmp_path, spec=spec)
+        execution = _TrialExecution(job, study, session, lambda word, reason: None)
+        return execution._trial(Grant(epoch=epoch, devices=(), lost=lost)).number
+
+    study = optuna.create_study(storage=storage_url, study_name="s")
+    assert opened(study, 7) == 0
+    copy = f"{storage_url}.copy"
+    optuna.copy_study(from_study_name="s", from_storage=storage_url, to_storage=copy)
+    copied = optuna.load_study(study_name="s", storage=copy)
+    assert opened(copied, 8, "7") == 1
+    assert opened(copied, 7) == 2
+    assert opened(copied, 9, "8") == 1
+    assert opened(study, 8, "7") == 0
 
 
 def test_an_error_without_a_text_fails_its_trial(storage_url: str) -> None:
