@@ -57,7 +57,8 @@ def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
 
 def make_loop(trial: Any, named: dict[str, Any], session: Session | None) -> PyTorchLoop:
     """Make a loop as ``suspendable`` does, with a given session."""
-    return PyTorchLoop(trial, {name: _kept(name, each) for name, each in named.items()}, session)
+    given = {name: _kept(name, each) for name, each in named.items() if each is not None}
+    return PyTorchLoop(trial, given, session)
 
 
 def _kept(name: str, each: Any) -> Any:

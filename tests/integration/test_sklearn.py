@@ -106,6 +106,14 @@ def test_example() -> None:
     assert runpy.run_path(str(example))["objective"](FixedTrial(params)) < 0.5
 
 
+def test_what_is_none_is_left_out() -> None:
+    """As where a scaler is optional."""
+    run = suspendable(optuna.create_study().ask(), model=GaussianNB(), scaler=None)
+    for _ in run.epochs(1):
+        run.report(1.0)
+    assert run.value == 1.0
+
+
 def test_what_cannot_be_named() -> None:
     """Data are none of a run's state."""
     with pytest.raises(InvalidInputError, match=r"x=\.\.\.\) must be an estimator.*of ndarray"):
