@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -28,7 +29,10 @@ _LOST_SECONDS = 0.5
 """Time after which a process that was terminated, and does not act on it, is terminated again."""
 _BETWEEN_SECONDS = 0.2
 """The longest time in which a signal for all processes reaches the first and the last of them."""
+_RECENT_SECONDS = 2.0
+"""Time in which more of a signal for all are for all: a process may be sent two, another one."""
 
+_TIME = struct.Struct("d")
 _TORCH_SIGNALS = "torch.utils.data._utils.signal_handling"
 
 _python_signal, _python_getsignal = signal.signal, signal.getsignal
@@ -37,7 +41,8 @@ _handlers: dict[int, Any] = {}
 _seen: mmap.mmap | None = None
 """A count, modulo 256, of each signal that was sent to this process, shared with those it forks.
 
-Behind them a byte for each of these, which is set once it acts on a signal.
+Behind them a byte for each of these, which is set once it acts on a signal, and on the second page
+the times of the last signals.
 """
 _ignored: dict[int, int] = {}
 """The counts of the parent's signals that this forked process was sent as well, and ignored."""
@@ -59,7 +64,7 @@ def leave_to_driver() -> None:
         kind: Any = popen_fork.Popen
         kind.terminate = partialmethod(_terminate, kind.terminate)
         kind.wait = partialmethod(_wait, kind.wait)
-    _seen, _pipe = mmap.mmap(-1, mmap.PAGESIZE), os.pipe()
+    _seen, _pipe = mmap.mmap(-1, 2 * mmap.PAGESIZE), os.pipe()
     for end in _pipe:
         os.set_blocking(end, False)
     # The pipe is written at once, even while a long operation delays Python's handlers.
@@ -164,13 +169,11 @@ def _act_if_alone(number: int, frame: FrameType | None) -> None:
     _seen[own] = 1
     # Data loaders outlive a signal to the whole job; one to them alone closes a pool.
     deadline = time.monotonic() + _BETWEEN_SECONDS
-    while _count(number) == _ignored.get(number, 0):
+    while _count(number) == _ignored.get(number, 0) and not _is_recent(number):
         if time.monotonic() > deadline:
             return _act(number, frame)
         time.sleep(0.005)
-    # One for each: the parent may have counted another one that has yet to come here.
-    _ignored[number] = (_ignored.get(number, 0) + 1) % 256
-    _seen[own] = 0
+    _ignored[number], _seen[own] = _seen[number], 0
     return None
 
 
@@ -189,11 +192,24 @@ def _count(number: int) -> int:
     return 0 if _seen is None else _seen[number]
 
 
+def _is_recent(number: int) -> bool:
+    """True if the process that forks others was sent a signal a moment ago."""
+    if _seen is None or not _seen[number]:
+        return False
+    (at,) = _TIME.unpack_from(_seen, _time_at(number))
+    return time.monotonic() < float(at) + _RECENT_SECONDS
+
+
+def _time_at(number: int) -> int:
+    return mmap.PAGESIZE + _TIME.size * number
+
+
 def _read_pipe() -> None:
     if _seen is not None:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(_pipe[0], 1 << 16):
                 _seen[number] = (_seen[number] + 1) % 256
+                _TIME.pack_into(_seen, _time_at(number), time.monotonic())
 
 
 def _set_handler(number: int, handler: Callable[..., Any] | int | None) -> Any:
