@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_clients_that_come_at_once_have_a_study_read_once() -> None:
     spec = StudySpec(key="s", name="s", ledger_url="sqlite:///s.db", policy="fifo")
 
     async def open_study() -> dict[str, Any]:
-        known = await reader.read(Register(study=spec, number=0, trial_id=0))
+        known = await reader.read(Register(study=spec, number=0, trial_id=0), 1)
         served = SimpleNamespace(has_processes=True, spec=spec)
         studies["s"] = served  # as the server does with the answer
         return known
@@ -68,9 +69,39 @@ def test_a_served_study_keeps_its_policy_while_the_file_is_edited(tmp_path: Path
     handler: Any = SimpleNamespace(state=SimpleNamespace(studies=studies))
     reader = LedgerReader(handler, Ledgers())  # type: ignore[arg-type]
     trial = Register(study=spec, number=0, trial_id=0)
-    assert asyncio.run(reader.read(trial)) == {}
+    assert asyncio.run(reader.read(trial, 1)) == {}
     with pytest.raises(InvalidInputError, match="SyntaxError"):
-        asyncio.run(reader.read(OpenStudy(study=spec, limit=None, max_alive=1)))
+        asyncio.run(reader.read(OpenStudy(study=spec, limit=None, max_alive=1), 1))
     studies.clear()
     with pytest.raises(InvalidInputError, match="SyntaxError"):
-        asyncio.run(reader.read(trial))
+        asyncio.run(reader.read(trial, 1))
+
+
+def test_a_process_that_goes_on_keeps_its_policys_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain study has no process between two trials, and its user may edit the project."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "edited_meanwhile.py").write_text("")
+    place = tmp_path / "mine.py"
+    place.write_text(
+        "import edited_meanwhile\nfrom optuna_hermes.policies import Fifo\nclass Mine(Fifo): ..."
+    )
+    spec = StudySpec(
+        key="s",
+        name="s",
+        ledger_url="sqlite:///s.db",
+        policy=f"{place}:Mine",
+        folders=(str(tmp_path),),
+    )
+    handler: Any = SimpleNamespace(state=SimpleNamespace(studies={}))
+    reader = LedgerReader(handler, Ledgers())  # type: ignore[arg-type]
+    trial = Register(study=spec, number=0, trial_id=0)
+    try:
+        assert asyncio.run(reader.read(trial, 1))
+        (tmp_path / "edited_meanwhile.py").write_text("MORE = 1")
+        assert asyncio.run(reader.read(trial, 1))
+        with pytest.raises(InvalidInputError, match="before its last change"):
+            asyncio.run(reader.read(trial, 2))
+    finally:
+        sys.modules.pop("edited_meanwhile", None)

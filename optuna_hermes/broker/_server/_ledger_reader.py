@@ -26,6 +26,8 @@ class LedgerReader:
         self._handler = handler
         self._ledgers = ledgers
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._accepted: set[tuple[int, str]] = set()
+        """Processes, and the policies that they had here."""
 
     @property
     def reading(self) -> set[str]:
@@ -37,8 +39,10 @@ class LedgerReader:
         study = self._handler.state.studies.get(key)
         return study is not None and study.has_processes
 
-    async def read(self, message: OpenStudy | Register | Reattach) -> dict[str, Any]:
+    async def read(self, message: OpenStudy | Register | Reattach, pid: int) -> dict[str, Any]:
         """Return what ``StudyRead`` takes of a study's ledger; nothing if the study is served.
+
+        ``pid`` is the client's process.
 
         Raises:
             HermesError: its policy cannot be used, its ledger not be read, or a copy is served.
@@ -51,7 +55,9 @@ class LedgerReader:
         # Only a driver changes the policy of a study that is served: the user may be editing its
         # file, and it may take long to run.
         if known or isinstance(message, OpenStudy):
-            try_policy(spec.policy, spec.folders)
+            # Who goes on keeps the modules of the policy that it began with, as its own ones.
+            try_policy(spec.policy, spec.folders, again=(pid, spec.policy) in self._accepted)
+            self._accepted.add((pid, spec.policy))
         return known
 
     async def _read(self, spec: StudySpec) -> dict[str, Any]:

@@ -21,13 +21,19 @@ _versions: dict[str, tuple[int, int] | None] = {}
 """Of the file of each user's module, as it was when the module was first seen here."""
 
 
-def try_policy(name: str, folders: Sequence[str]) -> None:
+def try_policy(name: str, folders: Sequence[str], *, again: bool = False) -> None:
     """Make a policy; its module may be in these folders.
+
+    Args:
+        again: the process that wants it has had it here before.
 
     Raises:
         HermesError: it cannot be made, or not of the modules that its own process would import.
     """
     look_in(folders)
+    if again:
+        make_policy(name)
+        return
     _refuse_other_modules(name, folders)
     try:
         make_policy(name)

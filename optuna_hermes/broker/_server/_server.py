@@ -322,7 +322,7 @@ class Server:
         """Admit a study; further messages of its client wait until it is read."""
         spec = message.study
         try:
-            known = await self._reader.read(message)
+            known = await self._reader.read(message, self._handler.state.clients[connection].pid)
         except HermesError as error:
             reason = str(error)
             # Its client may reach the server by a password of its own environment.
