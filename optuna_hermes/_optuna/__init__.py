@@ -87,6 +87,7 @@ from optuna_hermes._optuna._trials import complete_trial as complete_trial
 from optuna_hermes._optuna._trials import end_of as end_of
 from optuna_hermes._optuna._trials import ending as ending
 from optuna_hermes._optuna._trials import fail_trial as fail_trial
+from optuna_hermes._optuna._trials import forget_reports as forget_reports
 from optuna_hermes._optuna._trials import listed_params as listed_params
 from optuna_hermes._optuna._trials import no_trial as no_trial
 from optuna_hermes._optuna._trials import on_report as on_report

@@ -187,8 +187,8 @@ def _is_copied(study: optuna.Study, key: str, place: str, other: str) -> bool:
         storage = open_storage(other)
         if not any(key in each.system_attrs.values() for each in storage.get_all_studies()):
             return False
-    except Exception as error:  # nothing that can be read is there
-        if isinstance(error, ConnectionError):
+    except Exception:  # nothing that can be read is there
+        if not os.path.isabs(other):
             _gone.add(other)
         return False
     if are_files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import traceback
 import uuid
@@ -77,6 +78,8 @@ def _open(
         mine = name in names and trial._trial_id not in missed
         if mine or names & lost:
             storage.set_trial_system_attr(trial._trial_id, _OPENED_ATTRIBUTE, name)
+            if _SEED_ATTRIBUTE not in trial.system_attrs:  # it was taken, and no more
+                storage.set_trial_system_attr(trial._trial_id, _SEED_ATTRIBUTE, seed)
             _clear(storage, trial, _OPENED_ATTRIBUTE)
             return _opened(study, trial._trial_id, trials)
     # Stable: but for the one that is wanted they stay in order.
@@ -143,14 +146,21 @@ def overwrite_notes(storage: BaseStorage, trial: FrozenTrial) -> None:
             storage.set_trial_user_attr(trial._trial_id, key, value)
 
 
-def reattach(study: optuna.Study, trial_id: int, *, anew: bool = False) -> optuna.Trial:
-    """A live handle of a trial that another process created; with ``anew`` without its reports."""
+def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
+    """A live handle of a trial that another process created."""
     study._thread_local.cached_all_trials = None
     study.get_trials(deepcopy=False)  # fills the cache that set_trial_param relies on
-    trial = optuna.Trial(study, trial_id)
-    if anew:  # else Optuna ignores what is reported for their steps, and shows them to pruners
-        trial._cached_frozen_trial.intermediate_values = {}
-    return trial
+    return optuna.Trial(study, trial_id)
+
+
+def forget_reports(trial: optuna.Trial) -> None:
+    """Take the reports of earlier processes from the handle of a trial that begins anew.
+
+    Optuna ignores what is reported for their steps, and shows them to pruners.
+    """
+    own = copy.copy(trial._cached_frozen_trial)  # a storage may have given its own object
+    own.intermediate_values = {}
+    trial._cached_frozen_trial = own
 
 
 def seed_of_trial(trial: optuna.Trial, seed: int) -> int:

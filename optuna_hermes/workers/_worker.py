@@ -236,6 +236,8 @@ class _TrialExecution:
         notes = _Notes(note, partial(_optuna.disconnect, self._study))
         self._session.checkpoint_dir, self._session.checkpoint_url = folder, url
         self._session.find_journal()
+        if not self._session.checkpoints:
+            _optuna.forget_reports(trial)
         self._session.on_state = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
         given = len(trial.params)
@@ -286,8 +288,7 @@ class _TrialExecution:
                     seed=self._job.spec.seed,
                 )
         else:
-            anew = not grant.checkpoints
-            trial = _optuna.reattach(self._study, grant.trial_id, anew=anew)
+            trial = _optuna.reattach(self._study, grant.trial_id)
             # One that goes on may run code again that has reported, and would say so each time.
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
         self._session.describe = partial(_optuna.params_of, trial)

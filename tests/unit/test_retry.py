@@ -248,6 +248,7 @@ def test_a_lock_that_only_one_table_of_a_proxy_has_is_waited_for(
     study = optuna.create_study(storage=proxy)
     with _optuna.retrying(study):
         study.ask().report(0.5, 1)
+        assert _optuna.flush_reports(study, DEADLINE)
     assert study.trials[0].intermediate_values == {1: 0.5}
     assert refused
     server.stop(0).wait()
