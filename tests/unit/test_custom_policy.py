@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -165,6 +166,18 @@ def test_a_broker_takes_no_earlier_version_of_a_module(projects: list[Path], for
         try_policy(name, folders)
     (package / "beside.py").unlink()
     try_policy(name, folders)
+
+
+def test_a_file_is_run_anew_whatever_has_its_name(
+    projects: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another project's ``mine.py``, imported by its policy, is none of this one's modules."""
+    place = projects[0] / "run_anew.py"
+    place.write_text(NEWEST)
+    other = ModuleType("run_anew")
+    other.__file__ = os.fspath(projects[1] / "run_anew.py")
+    monkeypatch.setitem(sys.modules, "run_anew", other)
+    try_policy(f"{place}:Newest", [os.fspath(projects[0])])
 
 
 def test_a_module_of_a_package_is_imported() -> None:

@@ -56,8 +56,11 @@ def _refuse_other_modules(policy: str, folders: Sequence[str]) -> None:
     import it again could fail, or change another study's policy.
     """
     place, colon, _ = policy.removeprefix(ENERGY).rpartition(":")
-    beside = [os.path.dirname(os.path.abspath(place))] if place.endswith(".py") else []
+    folder, file = os.path.split(os.path.abspath(place))
+    beside, own = ([folder], file[:-3]) if file.endswith(".py") else ([], "")
     for name, path in _modules_of_users() if colon else ():
+        if name == own:  # the file itself is run anew each time
+            continue
         version = _version(path)
         known = _versions.setdefault(path, version)
         bases = [os.path.join(each, *name.split(".")) for each in (*folders, *beside)]
