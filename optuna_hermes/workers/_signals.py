@@ -165,15 +165,15 @@ def _act_if_alone(number: int, frame: FrameType | None) -> None:
     """Act on a signal, unless it is one that the parent process was sent as well."""
     if _seen is None:
         return _act(number, frame)
-    own = _byte_of(os.getpid())
-    _seen[own] = 1
     # Data loaders outlive a signal to the whole job; one to them alone closes a pool.
     deadline = time.monotonic() + _BETWEEN_SECONDS
     while _count(number) == _ignored.get(number, 0) and not _is_recent(number):
         if time.monotonic() > deadline:
+            # Not earlier: the process that waits for this one would take it for one that acts.
+            _seen[_byte_of(os.getpid())] = 1
             return _act(number, frame)
         time.sleep(0.005)
-    _ignored[number], _seen[own] = _seen[number], 0
+    _ignored[number] = _seen[number]
     return None
 
 
