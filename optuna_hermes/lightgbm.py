@@ -257,7 +257,7 @@ class _Watched(lightgbm.Booster):
         return said
 
     def _as_then(self, said: list[EvalResult]) -> list[EvalResult]:
-        """What a callback asks for: recorded with its round, or as it was in the one replayed."""
+        """Record an evaluation for a callback, or answer it as it was in the round replayed."""
         training = self._training
         at = self._number - (not self._trained)  # the round that has ended last
         if 0 <= at < training.replayed - 1:  # evaluated with the trees of later rounds

@@ -34,7 +34,7 @@ from optuna_hermes._optuna._storages import (
     of_database,
     open_storage,
 )
-from optuna_hermes._optuna._trials import trial_states
+from optuna_hermes._optuna._trials import SEED_ATTRIBUTE, trial_states
 from optuna_hermes._optuna_tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudyIdentity, StudySpec
 from optuna_hermes.broker._imports import absolute_policy_name, import_folders
@@ -57,7 +57,6 @@ _PLACE_ATTRIBUTE = "hermes:place:"
 `copy_study` copies them, too, so that a copy at another place is told from the study itself.
 """
 
-_SEED_ATTRIBUTE = "hermes:seed"
 _OFFERING_SECONDS = 1.0
 """Time in which all hosts that have seen no value have offered theirs."""
 
@@ -260,14 +259,14 @@ def study_seed(study: optuna.Study, seed: int | None, first: int | None = None) 
     samplers on several hosts may have several seeds, but a trial has the same on each.
     """
     storage, study_id = study._storage, study._study_id
-    known = _offered(study, _SEED_ATTRIBUTE)
+    known = _offered(study, SEED_ATTRIBUTE)
     if seed is None:
         if first is None:
             first = np.random.SeedSequence().generate_state(1)[0]
-        return int(_given(study, _SEED_ATTRIBUTE, int(first)) if known is None else known)
+        return int(_given(study, SEED_ATTRIBUTE, int(first)) if known is None else known)
     seed = int(seed)  # one of NumPy's is no JSON
     if seed != known:
-        storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, seed)
+        storage.set_study_system_attr(study_id, SEED_ATTRIBUTE, seed)
     return seed
 
 

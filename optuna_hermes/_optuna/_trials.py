@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 STATE_ATTRIBUTE = "hermes:state"
 SECONDS_ATTRIBUTE = "hermes:device_seconds"
 _OPENED_ATTRIBUTE = "hermes:opened"
-_SEED_ATTRIBUTE = "hermes:seed"
+SEED_ATTRIBUTE = "hermes:seed"
+"""Of a study, and of each trial the one that it was begun with."""
 
 
 def open_trial(
@@ -78,18 +79,18 @@ def _open(
         mine = name in names and trial._trial_id not in missed
         if mine or names & lost:
             storage.set_trial_system_attr(trial._trial_id, _OPENED_ATTRIBUTE, name)
-            if _SEED_ATTRIBUTE not in trial.system_attrs:  # it was taken, and no more
-                storage.set_trial_system_attr(trial._trial_id, _SEED_ATTRIBUTE, seed)
+            if SEED_ATTRIBUTE not in trial.system_attrs:  # it was taken, and no more
+                storage.set_trial_system_attr(trial._trial_id, SEED_ATTRIBUTE, seed)
             _clear(storage, trial, _OPENED_ATTRIBUTE)
             return _opened(study, trial._trial_id, trials)
     # Stable: but for the one that is wanted they stay in order.
     for trial in sorted(trials, key=lambda trial: trial.number != listed_number):
         if trial.state == TrialState.WAITING and _take(storage, trial, name, missed):
-            storage.set_trial_system_attr(trial._trial_id, _SEED_ATTRIBUTE, seed)
+            storage.set_trial_system_attr(trial._trial_id, SEED_ATTRIBUTE, seed)
             return _opened(study, trial._trial_id, trials)
     # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
     # trial that can be found.
-    named = {_OPENED_ATTRIBUTE: name, _SEED_ATTRIBUTE: seed}
+    named = {_OPENED_ATTRIBUTE: name, SEED_ATTRIBUTE: seed}
     template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs=named)
     return _opened(study, storage.create_new_trial(study_id, template), trials)
 
@@ -165,7 +166,7 @@ def forget_reports(trial: optuna.Trial) -> None:
 
 def seed_of_trial(trial: optuna.Trial, seed: int) -> int:
     """The seed of the study when a trial was begun; ``seed`` where it was not kept."""
-    return int(trial._cached_frozen_trial.system_attrs.get(_SEED_ATTRIBUTE, seed))
+    return int(trial._cached_frozen_trial.system_attrs.get(SEED_ATTRIBUTE, seed))
 
 
 def no_trial() -> FixedTrial:

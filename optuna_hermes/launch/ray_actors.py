@@ -349,7 +349,7 @@ class Supervisor:
 
 
 def _kept(launch: str) -> dict[str, Any]:
-    """What the supervisor of a launch has kept outside of its process."""
+    """The values that the supervisor of a launch has kept outside of its process."""
     kept = internal_kv._internal_kv_get(launch, namespace=_KEPT_IN)
     return dict(json.loads(kept or "{}"))
 

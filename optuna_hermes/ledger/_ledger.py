@@ -31,9 +31,9 @@ Brokers of several hosts may share a study. Each has a name that no broker had b
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, UpdateBase
 
@@ -44,6 +44,7 @@ from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import StudyLocks
 from optuna_hermes.ledger._records import (
     DEAD_SECONDS,
+    MOST_NUMBERS,
     ChangeMark,
     CheckpointRecord,
     EventRecord,
@@ -64,10 +65,9 @@ from optuna_hermes.ledger._rows import (
 from optuna_hermes.ledger._schema import EVENTS, TRIALS, create_tables
 from optuna_hermes.model import Curve, Override
 
-_BY_HOST = "by_host"
+T = TypeVar("T")
 
-_MOST_NUMBERS = 900
-"""Most variables of a statement: an old SQLite takes 999."""
+_BY_HOST = "by_host"
 
 
 class Ledger:
@@ -221,20 +221,28 @@ class Ledger:
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
         """The curves of all trials that have reported (or of these); see ``curves_of``."""
-        of = {"of_study": study, "of_numbers": list(numbers or ())}
-        query = sql.CURVES if numbers is None else sql.SOME_CURVES
-        with self._database.reading() as connection:
-            return curves_of(connection.execute(query, of))
+        return self._of_reports(curves_of, study, numbers)
 
     def load_step_values(
         self, study: str, numbers: Collection[int]
     ) -> dict[int, dict[int, float | None]]:
         """The value of each step of these trials, None if it is in no curve any more."""
-        of = {"of_study": study, "of_numbers": list(numbers)}
-        query = sql.SOME_CURVES if len(numbers) <= _MOST_NUMBERS else sql.CURVES
+        return self._of_reports(step_values_of, study, numbers)
+
+    def _of_reports(
+        self,
+        read: Callable[[Iterable[Sequence[Any]]], dict[int, T]],
+        study: str,
+        numbers: Collection[int] | None,
+    ) -> dict[int, T]:
+        """Read the reports of all trials, or of these, by the trials' numbers."""
+        if numbers is not None and len(numbers) > MOST_NUMBERS:
+            some, found = set(numbers), self._of_reports(read, study, None)
+            return {number: each for number, each in found.items() if number in some}
+        query = sql.CURVES if numbers is None else sql.SOME_CURVES
         with self._database.reading() as connection:
-            found = step_values_of(connection.execute(query, of))
-        return {number: found[number] for number in found.keys() & set(numbers)}
+            of = {"of_study": study, "of_numbers": list(numbers or ())}
+            return read(connection.execute(query, of))
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
         """All reports of a study after a position, each with its position.

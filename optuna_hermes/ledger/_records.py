@@ -10,6 +10,9 @@ from optuna_hermes.model import Checkpoint, TierName, TrialStatus
 DEAD_SECONDS = 30.0
 """Age of its last heartbeat from which a broker counts as gone."""
 
+MOST_NUMBERS = 900
+"""Most trials that a statement names: each is a variable, of which an old SQLite takes 999."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:

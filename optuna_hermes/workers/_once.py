@@ -135,7 +135,7 @@ def compute(packed: str) -> str:
         # Here alone: what arguments import or raise must not harm a process that serves.
         call: Call = pickle.loads(base64.b64decode(packed.partition(" ")[0]))
         module, name, args, kwargs = call
-        if not _is_owner(module) and module not in sys.modules:
+        if _owner_of(module) is None and module not in sys.modules:
             # Not imported here: what that draws, and whether torch is there, would not be as where
             # the objective does it.
             return "only the objective imports its module: import it at the top of the file"
@@ -176,14 +176,17 @@ def _call(load: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return None
 
 
-def _is_owner(module: str) -> bool:
-    return _process.owner is not None and _process.owner.__module__ == module
+def _owner_of(module: str) -> FunctionType | None:
+    """The objective's function, if it is of this module, which was sent here by value."""
+    owner = _process.owner
+    return owner if owner is not None and owner.__module__ == module else None
 
 
 def _find(module: str, name: str) -> Any:
     """The function of this name, None if there is none."""
-    if _process.owner is not None and _is_owner(module):
-        found = _process.owner.__globals__.get(name.partition(".")[0])
+    owner = _owner_of(module)
+    if owner is not None:
+        found = owner.__globals__.get(name.partition(".")[0])
     else:
         found = getattr(sys.modules.get(module), name.partition(".")[0], None)
     for part in name.split(".")[1:]:

@@ -187,7 +187,7 @@ def _act(number: int, frame: FrameType | None) -> None:
 
 
 def _count(number: int) -> int:
-    """How often the process that forks others was sent a signal, modulo 256."""
+    """The number of times that the process that forks others was sent a signal, modulo 256."""
     _read_pipe()
     return 0 if _seen is None else _seen[number]
 

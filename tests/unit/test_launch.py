@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -284,22 +284,33 @@ def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(launcher("slurm").logs(launched)) == ["digits-0: one", "digits-0: two"]
 
 
+def array(
+    monkeypatch: pytest.MonkeyPatch, states: Sequence[str], then: str, refused: str, problem: str
+) -> tuple[list[str], Launch]:
+    """An array of tasks in SLURM: what it is asked, and the launch.
+
+    Task 1 is in the state ``then`` from the second look on; SLURM refuses one command.
+    """
+    asked: list[str] = []
+
+    def answer(command: list[str]) -> str:
+        asked.append(" ".join(command))
+        if asked[-1] == refused:
+            raise LaunchError(problem)
+        now = states if len(asked) == 1 else (states[0], then, *states[2:])
+        return "".join(f"17|{task}|{state}|n1|None\n" for task, state in enumerate(now))
+
+    monkeypatch.setattr("optuna_hermes.launch._slurm.ask", answer)
+    return asked, Launch(launcher="slurm", name="digits", id="17")
+
+
 @pytest.mark.parametrize("then", ["COMPLETED", "PENDING"])
 def test_tasks_that_no_state_of_scancel_finds_are_cancelled(
     then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It compares with all flags: one that begins, or goes into the queue again, trained later."""
-    asked: list[str] = []
-
-    def answer(command: list[str]) -> str:
-        asked.append(" ".join(command))
-        if command == ["scancel", "17_1"]:
-            raise LaunchError("17_1 is already done")
-        states = ("CONFIGURING", "COMPLETING" if len(asked) == 1 else then, "RUNNING", "SIGNALING")
-        return "".join(f"17|{task}|{state}|n1|None\n" for task, state in enumerate(states))
-
-    monkeypatch.setattr("optuna_hermes.launch._slurm.ask", answer)
-    launched = Launch(launcher="slurm", name="digits", id="17")
+    tasks = ("CONFIGURING", "COMPLETING", "RUNNING", "SIGNALING")
+    asked, launched = array(monkeypatch, tasks, then, "scancel 17_1", "17_1 is already done")
     is_queued = pytest.raises(LaunchError, match="17_1 is already done")
     with is_queued if then == "PENDING" else contextlib.nullcontext():
         launcher("slurm").stop(launched)
@@ -315,17 +326,8 @@ def test_a_task_that_cannot_be_changed_holds_up_no_other_one(
     then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have just ended; one that is still at work would begin again, which is said."""
-    asked: list[str] = []
-
-    def answer(command: list[str]) -> str:
-        asked.append(" ".join(command))
-        if "JobId=17_1" in command:
-            raise LaunchError("17_1 is completing")
-        states = ("RUNNING", then if len(asked) > 1 else "RUNNING", "RUNNING")
-        return "".join(f"17|{task}|{state}|n1|None\n" for task, state in enumerate(states))
-
-    monkeypatch.setattr("optuna_hermes.launch._slurm.ask", answer)
-    launched = Launch(launcher="slurm", name="digits", id="17")
+    change = "scontrol update JobId=17_1 Requeue=0"
+    asked, launched = array(monkeypatch, ("RUNNING",) * 3, then, change, "17_1 is completing")
     is_at_work = pytest.raises(LaunchError, match="17_1 is completing")
     with is_at_work if then == "RUNNING" else contextlib.nullcontext():
         launcher("slurm").stop(launched)

@@ -22,6 +22,7 @@ from optuna_hermes.broker._server._writer import (
 from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.ledger._records import (
+    MOST_NUMBERS,
     EventRecord,
     HostRecord,
     ReportRecord,
@@ -42,8 +43,6 @@ MOST_LEDGERS = 100
 
 PART_UNITS = 10_000
 """Units whose reports are read at once: a second's worth would count as a ledger that is away."""
-_PART_TRIALS = 900
-"""Trials likewise: each is a variable of a statement, of which an old SQLite takes 999."""
 
 _SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
 
@@ -276,7 +275,7 @@ def in_parts(trials: Iterable[TrialRecord]) -> Iterator[list[int]]:
     for trial in trials:
         part.append(trial.number)
         units += 1 + trial.units
-        if units >= PART_UNITS or len(part) >= _PART_TRIALS:
+        if units >= PART_UNITS or len(part) >= MOST_NUMBERS:
             yield part
             part, units = [], 0
     if part:
