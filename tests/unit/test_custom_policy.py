@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from optuna_hermes.broker._imports import absolute_policy_name, import_folders
+from optuna_hermes.broker._server import _policy_modules
 from optuna_hermes.broker._server._policy_modules import look_in, try_policy
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Device, Snapshot, TrialView
@@ -104,8 +105,12 @@ def test_what_was_changed_in_the_file_counts(folder: Path) -> None:
 @pytest.fixture
 def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """Folders of two projects, each with a policy that imports ``beside``; a broker's process."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    paths = [path for path in sys.path if not Path(path, "mine.py").exists()]
+    monkeypatch.setattr(sys, "path", paths)
+    for name in ("mine", "beside"):  # other tests' folders have such files, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = frozenset(sys.modules)
+    monkeypatch.setattr(_policy_modules, "_BEFORE", before)  # what other tests have imported
     folders = [tmp_path / "one", tmp_path / "other"]
     for sign, folder in zip((-1, 1), folders, strict=True):
         package = folder / "project"
