@@ -41,6 +41,7 @@ def open_trial(
     lost: Collection[str] = (),
     listed_number: int | None = None,
     seed: int = 0,
+    check: Callable[[], object] = lambda: None,
 ) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue; as ``study.ask()``.
 
@@ -51,10 +52,11 @@ def open_trial(
         lost: names of openings whose processes died; a trial that one of them left is taken first.
         listed_number: the number of the trial that is taken before others, if it waits.
         seed: the study's present one, which the trial keeps; see ``seed_of_trial``.
+        check: called right before a trial is taken or created, which it prevents by an error.
     """
     # A name of this call alone: it tells our trial from those that other workers take meanwhile.
     name = name or uuid.uuid4().hex
-    return with_retry(_open, study, name, frozenset(lost), listed_number, seed, set())
+    return with_retry(_open, study, name, frozenset(lost), listed_number, seed, check, set())
 
 
 def _open(
@@ -63,6 +65,7 @@ def _open(
     lost: frozenset[str],
     listed_number: int | None,
     seed: int,
+    check: Callable[[], object],
     missed: set[int],
 ) -> optuna.Trial:
     """Open a trial by this name, or return the one that an unanswered earlier call has opened.
@@ -72,6 +75,7 @@ def _open(
     storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
     trials = storage.get_all_trials(study_id, deepcopy=False)
+    check()
     for trial in trials:
         if trial.state != TrialState.RUNNING:
             continue

@@ -274,7 +274,6 @@ class _TrialExecution:
 
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
         if isinstance(grant, SetUp) or grant.number is None or grant.trial_id is None:
-            self._leave_if_taken()
             opening = partial(_optuna.opening, self._job.spec.key)
             name = opening(grant.name if isinstance(grant, SetUp) else grant.epoch)
             lost = [*map(opening, grant.lost)]
@@ -286,6 +285,7 @@ class _TrialExecution:
                     lost=lost,
                     listed_number=grant.listed_number,
                     seed=self._job.spec.seed,
+                    check=self._leave_if_taken,
                 )
         else:
             trial = _optuna.reattach(self._study, grant.trial_id)
