@@ -156,6 +156,10 @@ class BrokerSilentError(BrokerError):
     """A broker runs but does not answer: it was stopped, or waits for a disk."""
 
 
+class TrialTakenError(BrokerError):
+    """A trial is trained by another thread or process, or has ended there."""
+
+
 class BrokerConflictError(BrokerError, InvalidInputError):
     """A broker with other devices owns this host, or its socket belongs to someone else."""
 

@@ -131,8 +131,8 @@ class HermesSampler(BaseSampler):
                 'call under `if __name__ == "__main__":`.'
             )
         # Before anything is suggested: the proposal uses all that is known when training begins.
-        _optuna.begin_trial(study, trial, self.terms)
-        self.base.before_trial(_optuna.StudyView(study), trial)
+        if _optuna.begin_trial(study, trial, self.terms):
+            self.base.before_trial(_optuna.StudyView(study), trial)
 
     def after_trial(
         self,

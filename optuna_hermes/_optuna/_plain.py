@@ -33,6 +33,7 @@ from optuna_hermes.broker import (
     sessions,
 )
 from optuna_hermes.broker._protocol import Ending, Register
+from optuna_hermes.errors import TrialTakenError
 
 if TYPE_CHECKING:
     from optuna_hermes.broker import TrialSession
@@ -53,27 +54,32 @@ class SharingTerms:
     slice_seconds: float
 
 
-def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) -> None:
+def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) -> bool:
     """Wait for the first lease of a trial whose objective is called next.
 
     A trial made by ``study.ask`` needs no device yet: see ``turn``. A trial that is made inside of
     another one trains on that one's device.
+
+    Returns:
+        False if the objective is called with another trial, which has begun: this one had been
+        taken from the queue twice.
 
     Raises:
         BrokerError: no broker can be reached; the trial was set to FAIL, or is in the queue again.
         KeyboardInterrupt: the user has interrupted the wait, likewise.
     """
     if sessions.inside:
-        return
+        return True
     made = _trial_being_made()
     if made is not None:
         _objects[made] = _alive.setdefault((identity(study), trial.number), _Referenced())
     preempts = getattr(study.pruner, "preempts", False)
     if not preempts or not study._thread_local.in_optimize_loop:
-        return
+        return True
     outer = _outer()
     if outer is not None and not (outer.lazy and outer.study == identity(study)):
-        return
+        return True
+    given = bool(trial.params) or "fixed_params" in trial.system_attrs
     try:
         if outer is not None:
             _give_back(outer)
@@ -81,12 +87,22 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
         with get_heartbeat_thread(trial._trial_id, study._storage):
             overwrite_notes(study._storage, trial)
             _take(study, trial, terms, lazy=False)
-    except BaseException:
-        given = trial.params or "fixed_params" in trial.system_attrs
+    except BaseException as error:
+        # SQLite locks no row: two threads, or processes, may take one trial from the queue at once.
+        if isinstance(error, TrialTakenError) and given and made is not None:
+            _become(made, study.ask())
+            return False
         state = TrialState.WAITING if given else TrialState.FAIL
         with contextlib.suppress(Exception):  # the error raised below matters more
             study._storage.set_trial_state_values(trial._trial_id, state)
         raise
+    return True
+
+
+def _become(made: optuna.Trial, other: optuna.Trial) -> None:
+    """Let a trial whose constructor is running be another one."""
+    vars(made).update(vars(other))
+    _objects[made] = _objects[other]  # whose own object nobody refers to any more
 
 
 def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> None:

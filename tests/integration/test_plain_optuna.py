@@ -84,6 +84,42 @@ def objective_with(gauge: Gauge, units: int = 6):  # type: ignore[no-untyped-def
     return objective
 
 
+def test_a_trial_that_two_threads_take_from_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them trains it, and the other one the next: SQLite gives it to both."""
+    study = make_study(f"sqlite:///{tmp_path / 'study.db'}")
+    study.enqueue_trial({"x": 3.0}, user_attrs={"queued": True})
+    pop = optuna.Study._pop_waiting_trial_id
+    taken = pop(study)
+    both, popped = threading.Barrier(2), iter(range(2))
+
+    def pop_twice(own: optuna.Study) -> int | None:
+        if next(popped, None) is None:
+            return pop(own)
+        both.wait(timeout=30)
+        return taken
+
+    monkeypatch.setattr(optuna.Study, "_pop_waiting_trial_id", pop_twice)
+    trained: list[int] = []
+    told: list[int] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        trained.append(trial.number)
+        assert trial.user_attrs.get("queued") is (True if trial.number == 0 else None)
+        return objective_with(Gauge(), units=3)(trial)
+
+    study.optimize(
+        objective,
+        n_trials=3,
+        n_jobs=2,
+        callbacks=[lambda _, trial: told.append(trial.number)],
+    )
+    assert sorted(trained) == sorted(told) == [0, 1, 2]
+    assert study.trials[0].params == {"x": 3.0}
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
+
+
 @pytest.mark.parametrize(
     "policy", ["hermes", "fifo", pytest.param("round-robin", marks=pytest.mark.slow)]
 )

@@ -25,7 +25,7 @@ from optuna_hermes.broker._client._reconnecting import (
     pending_endings,
 )
 from optuna_hermes.broker._client._sessions import sessions
-from optuna_hermes.errors import BrokerError, Suspended, SuspendError
+from optuna_hermes.errors import BrokerError, Suspended, SuspendError, TrialTakenError
 from optuna_hermes.model import (
     MOST_SECONDS,
     MOST_SIZES,
@@ -163,6 +163,7 @@ class TrialSession:
         """Wait for the next lease, or for a trial to set up; None when there is nothing left to do.
 
         Raises:
+            TrialTakenError: another thread or process has the trial.
             BrokerError: the broker is gone, or refuses.
         """
         begin = time.monotonic()
@@ -171,7 +172,8 @@ class TrialSession:
             if message is None:
                 raise BrokerError(self._refused or _NO_BROKER)
             if isinstance(message, wire.Refused):
-                raise BrokerError(message.reason)
+                kind = TrialTakenError if message.of_trial else BrokerError
+                raise kind(message.reason)
             if isinstance(message, wire.Dismiss):
                 return None
             if isinstance(message, wire.Grant):

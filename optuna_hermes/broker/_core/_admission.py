@@ -77,7 +77,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> wire.Refused 
         why = f"is trained by process {pid} already: end that one first."
     else:
         return None
-    return wire.Refused(reason=f"Trial {trial.number} {why}", taken=taken)
+    return wire.Refused(reason=f"Trial {trial.number} {why}", taken=taken, of_trial=True)
 
 
 def admit_study(turn: Turn, event: StudyRead) -> Study:

@@ -27,12 +27,14 @@ class Refused(Message, frozen=True, kw_only=True):
     """The last message cannot be served; ``reason`` says what to do.
 
     ``driver_pid`` is the process for which the study is served, None if that is not the reason.
-    ``taken`` says that the trial is another host's, which alone may end it in Optuna.
+    ``taken`` says that the trial is another host's, which alone may end it in Optuna, and
+    ``of_trial`` that the reason is one of this trial alone.
     """
 
     reason: str
     driver_pid: int | None = None
     taken: bool = False
+    of_trial: bool = False
 
 
 class Grant(Message, frozen=True, kw_only=True):
