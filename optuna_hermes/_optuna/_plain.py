@@ -21,7 +21,7 @@ from optuna.storages._heartbeat import get_heartbeat_thread
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._samplers import nested
-from optuna_hermes._optuna._storages import disconnect
+from optuna_hermes._optuna._storages import backend_of, disconnect
 from optuna_hermes._optuna._studies import identity, look_anew, study_spec
 from optuna_hermes._optuna._trials import Note, end_of, ending, overwrite_notes, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
@@ -85,11 +85,13 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
             _give_back(outer)
         # As Optuna begins it once the trial is made: whoever finds it dead tries it again.
         with get_heartbeat_thread(trial._trial_id, study._storage):
-            overwrite_notes(study._storage, trial)
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                overwrite_notes(study._storage, trial)
             _take(study, trial, terms, lazy=False)
     except BaseException as error:
         # SQLite locks no row: two threads, or processes, may take one trial from the queue at once.
         if isinstance(error, TrialTakenError) and given and made is not None:
+            _put_back(study, trial._trial_id)
             _become(made, study.ask())
             return False
         state = TrialState.WAITING if given else TrialState.FAIL
@@ -97,6 +99,14 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
             study._storage.set_trial_state_values(trial._trial_id, state)
         raise
     return True
+
+
+def _put_back(study: optuna.Study, trial_id: int) -> None:
+    """Let a trial be over again that had ended before it was taken for the second time."""
+    found = backend_of(study).get_trial(trial_id)
+    if found.state == TrialState.RUNNING and found.datetime_complete is not None:
+        state = TrialState.COMPLETE if found.values else TrialState.FAIL
+        study._storage.set_trial_state_values(trial_id, state, found.values)
 
 
 def _become(made: optuna.Trial, other: optuna.Trial) -> None:

@@ -120,6 +120,33 @@ def test_a_trial_that_two_threads_take_from_the_queue(
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETE"])
+def test_a_trial_that_is_taken_from_the_queue_after_its_end(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that saw it wait, and sets it to RUNNING as late as that, loses no result.
+
+    Nor does one that set it just before, and begins with it now.
+    """
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    study = make_study(url)
+    study.enqueue_trial({"x": 3.0})
+    study.optimize(objective_with(Gauge(), units=2), n_trials=1)
+    value = study.best_value
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute("UPDATE trials SET state = ?", (state,))
+    late = [study.trials[0]._trial_id]
+    monkeypatch.setattr(
+        optuna.Study, "_pop_waiting_trial_id", lambda self: late.pop() if late else None
+    )
+    again = optuna.load_study(
+        study_name=study.study_name, storage=url, sampler=study.sampler, pruner=study.pruner
+    )
+    again.optimize(objective_with(Gauge(), units=2), n_trials=1)
+    assert [trial.state.name for trial in again.trials] == ["COMPLETE"] * 2
+    assert again.trials[0].value == value
+
+
 @pytest.mark.parametrize(
     "policy", ["hermes", "fifo", pytest.param("round-robin", marks=pytest.mark.slow)]
 )
