@@ -246,6 +246,8 @@ class _ForkServer:
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        # A program that waits for it by `sigwait` or `signalfd` may have left it blocked.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         with contextlib.suppress(ConnectionError):  # the driver is gone
             self._serve()
         # The driver has suspended what it wanted: what is left here has no driver.

@@ -445,6 +445,23 @@ def test_a_script_that_is_killed_leaves_no_process(
         each.wait(30)
 
 
+MANY = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+objective = lambda trial: trial.suggest_float("x", 0.0, 1.0)
+optimize(make(), objective, n_trials=8, devices="cpu:1", timeout=60.0, show_progress=False)
+"""
+
+
+def test_a_script_that_has_blocked_the_signal_of_a_childs_end(
+    script: Script, tmp_path: Path
+) -> None:
+    """As some programs leave it to those that they start: more trials train than at first."""
+    done = script(MANY)
+    assert done.returncode == 0, done.stderr
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 8
+
+
 @pytest.mark.parametrize("words", [(), ("thread",)])
 def test_a_call_goes_on_where_its_fork_server_was_killed(
     script: Script,
