@@ -278,12 +278,13 @@ def _file_of(engine: Any) -> str:
     """The absolute path of an engine's SQLite file, in any working folder."""
     path: str = engine.url.database
     if os.path.isabs(path):
+        refuse_undecoded(path, "The path of a storage")
         return path
     if engine not in _files:
-        with engine.connect() as connection:
-            opened = connection.exec_driver_sql("PRAGMA database_list").fetchone()[2]
         here = os.path.abspath(path)
         refuse_undecoded(here, "The path of a storage")
+        with engine.connect() as connection:
+            opened = connection.exec_driver_sql("PRAGMA database_list").fetchone()[2]
         # Its spelling here, with links, as others give it; the engine has resolved it when made.
         _files[engine] = here if os.path.realpath(here) == os.path.realpath(opened) else opened
     return _files[engine]

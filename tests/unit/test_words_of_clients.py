@@ -95,6 +95,19 @@ def test_a_study_in_memory_cannot_be_reached() -> None:
     )
 
 
+@pytest.mark.parametrize("folder", ["", "{here}/"])
+def test_a_folder_whose_name_python_cannot_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """As of an old file server, in Latin-1: a message to the broker could not hold it."""
+    here = tmp_path / "st\udcfcdie"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    study = optuna.create_study(storage=f"sqlite:///{folder.format(here=here)}study.db")
+    with pytest.raises(InvalidInputError, match="path of a storage must be text in the locale's"):
+        optimize(study, lambda trial: 0.0, 1, devices="cpu:1", show_progress=False)
+
+
 @pytest.mark.parametrize(
     ("message", "given"),
     [
