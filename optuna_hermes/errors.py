@@ -72,6 +72,14 @@ def require(holds: bool, rule: str, given: object, advice: str) -> None:
         raise InvalidInputError(f"{rule} but got {given!r}: {advice}.")
 
 
+def no_process(error: Exception) -> HermesError:
+    """The error where the system refuses to start a process, or a thread."""
+    return HermesError(
+        f"The system starts no process ({error}): raise the limit of processes or of memory, then "
+        "run the same command again."
+    )
+
+
 class HermesError(Exception):
     """Base of every error this package raises on purpose."""
 

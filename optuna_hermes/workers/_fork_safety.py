@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
-from optuna_hermes.workers._processes import no_process
+from optuna_hermes.errors import no_process
 
 PROBE_SECONDS = (2.0, 20.0)
 """Seconds for each forked process to check accelerators.

@@ -12,7 +12,7 @@ import time
 
 from optuna_hermes._parent import end_with_parent, kill, python_command
 from optuna_hermes.broker import INSIDE_VARIABLE, sessions
-from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.errors import ObjectiveError
 
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
@@ -96,14 +96,6 @@ def refuse_inside() -> None:
             'put the call under `if __name__ == "__main__":`; a program that an objective starts '
             "cannot call it."
         )
-
-
-def no_process(error: OSError) -> HermesError:
-    """The error where the system refuses to start a process."""
-    return HermesError(
-        f"The system starts no process ({error}): raise the limit of processes or of memory, then "
-        "run the same command again."
-    )
 
 
 class ForkedProcess:

@@ -22,7 +22,7 @@ from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes._parent import kill
 from optuna_hermes.broker import INSIDE_VARIABLE, connect_or_start, end_idle
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, runtime_dir
-from optuna_hermes.errors import BrokerSilentError, HermesError, ObjectiveError
+from optuna_hermes.errors import BrokerSilentError, HermesError, ObjectiveError, no_process
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._forked import fork_server, has_fileno, why_new_python
 from optuna_hermes.workers._objective import Objective, arguments, pack
@@ -31,7 +31,6 @@ from optuna_hermes.workers._processes import (
     ForkedProcess,
     command,
     kill_session,
-    no_process,
     refuse_inside,
 )
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
@@ -106,7 +105,10 @@ def start(
     # First of all: what is started next could not be forked.
     new_python = why_new_python(objective, study)
     with WorkerPool(objective, study_name, settings.devices, new_python) as pool:
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of processes is one of threads
+            raise no_process(error) from error
         try:
             yield pool
         finally:

@@ -103,6 +103,26 @@ def test_a_folder_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch
     refused(f"/proc/hermes/run cannot be used ./proc/hermes: No such file or directory.: {SET_IT}")
 
 
+@as_root
+@pytest.mark.parametrize(
+    ("options", "reason"), [("size=4k", "No space left on device"), ("ro", "Read-only file system")]
+)
+def test_a_folder_that_cannot_be_written_is_named(folder: Path, options: str, reason: str) -> None:
+    """A broker that has no room for its own words has told nobody what was wrong."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        if options != "ro":
+            (folder / "other").write_bytes(bytes(4096))
+        refused(
+            rf"^The directory {folder} cannot be used \({reason}\): {SET_IT}",
+            lambda: connect_or_start("driver", "cpu:1"),
+        )
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 # -- what lies in it
 
 

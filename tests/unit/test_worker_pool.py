@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from optuna_hermes.errors import HermesError
 from optuna_hermes.workers import _worker_pool
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._processes import command
+from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._starts import Starts
 from optuna_hermes.workers._worker_pool import WorkerPool
@@ -149,6 +151,21 @@ def test_a_fork_server_that_the_system_refuses(
             "The system starts no process ([Errno 11] Resource temporarily unavailable): raise the "
             "limit of processes or of memory, then run the same command again."
         )
+
+
+def test_a_thread_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of processes is one of threads: the same words, and the fork server ends."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    settings = OptimizeSettings(devices="cpu:1")
+    with (
+        pytest.raises(HermesError, match=r"no process \(can't start new thread\): raise the limit"),
+        _worker_pool.start("math:cos", settings, "s"),
+    ):
+        pass
 
 
 def test_a_fork_server_leaves_signals_to_the_driver_from_its_first_moment(

@@ -30,6 +30,7 @@ from optuna_hermes.errors import (
     BrokerError,
     BrokerSilentError,
     DeviceSpecError,
+    no_process,
 )
 
 if TYPE_CHECKING:
@@ -72,8 +73,10 @@ def connect_or_start(
 
     Raises:
         DeviceSpecError: there are no such devices.
-        BrokerConflictError: a broker with other devices or commands is at work.
+        BrokerConflictError: a broker with other devices or commands is at work, or the runtime
+            directory cannot be written.
         BrokerError: none could be started.
+        HermesError: the system starts no process.
     """
     if devices != "auto":
         # Slow to import, and most only ask.
@@ -152,6 +155,10 @@ def _start_one(devices: str, power: Sequence[str]) -> None:
             f"Another process has been starting a broker for {TURN_SECONDS:.0f} s: see "
             f"{election.log_path(directory)} and {words_path(directory)}."
         ) from error
+    except OSError as error:  # its disk is full, or read-only
+        raise BrokerConflictError(
+            f"The directory {directory} cannot be used ({error.strerror}): {election.WAY_OUT}."
+        ) from error
 
 
 def _make_way(pid: int, difference: str, on_silence: OnSilence | None) -> None:
@@ -196,6 +203,8 @@ def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
         DeviceSpecError: it does not know the devices.
         BrokerConflictError: the devices are another broker's, or a file is not this user's alone.
         BrokerError: it ended for another reason; the message is its own.
+        HermesError: the system starts no process.
+        OSError: the directory cannot be written.
     """
     options = ("--background", "--devices", devices)
     command = python_command("optuna_hermes.broker.__main__", *options)
@@ -214,6 +223,8 @@ def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
                 timeout=START_SECONDS,
                 check=False,
             ).returncode
+        except OSError as error:
+            raise no_process(error) from error
         except subprocess.TimeoutExpired as error:
             raise BrokerError(
                 f"The broker did not listen within {START_SECONDS:.0f} s: see "
@@ -229,7 +240,11 @@ def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
 
 def _last_words(directory: Path, begin: int) -> str:
     words = words_path(directory).read_bytes()[begin:].decode(errors="replace").strip()
-    last = words.splitlines()[-1] if words else "it said nothing"
+    if not words:
+        words = "it said nothing"
+        with words_path(directory).open("a") as file:  # refused if there was no room for any
+            file.write(f"{words}\n")
+    last = words.splitlines()[-1]
     if last.startswith("error: "):
         return last.removeprefix("error: ")
     return f"The broker has ended ({last}): look into {election.log_path(directory)}."
