@@ -312,6 +312,30 @@ def test_a_broker_that_is_asked_to_end_leaves_its_holders_to_the_next(
     assert (holder.pid, holder.epoch, holder.trial) == (worker.pid, 1, 0)
 
 
+def test_a_new_trial_is_known_to_the_next_broker(
+    tmp_path: Path, start_broker: Broker, start_worker: Worker, wait_for: Callable[..., Any]
+) -> None:
+    """No other process or host may take it, and what it has reported counts once."""
+    broker = start_broker()
+    driver = drive(tmp_path)
+    again = "time.sleep(0.5)\nsession.report(unit=2, step=2, value=0.4)\nsignal.pause()"
+    worker = start_worker(0, again)
+    heard(worker)
+    with contextlib.closing(open_ledger(ledger_url(tmp_path))) as ledger:
+        wait_for(lambda: [each.units for each in ledger.load_curves("s").values()] == [2])
+        worker.send_signal(signal.SIGSTOP)
+        broker.kill()
+        broker.wait()
+        driver.close()
+        start_broker(recovery_seconds=60.0)
+        driver = drive(tmp_path)
+        worker.send_signal(signal.SIGCONT)
+        wait_for(lambda: "reattached" in [each.kind for each in ledger.load_events("s")])
+        (trial,) = ledger.load_trials("s")
+        assert (trial.state, trial.device_seconds) == ("running", 0.0)
+    driver.close()
+
+
 def shown_holder(device: str) -> Any:
     """Return the holder of a device, as the broker's status shows it."""
     viewer = connect_with_retry("viewer")

@@ -375,8 +375,8 @@ class Server:
         ended = {c.epoch for c in commands if isinstance(c, events.EndLease)}
         if ended:  # most messages end no lease
             self._succession.lease_ends(ended)
-        # Before a grant is sent: the next broker must know of its holder.
-        if any(isinstance(c, events.Send) and isinstance(c.message, wire.Grant) for c in commands):
+        # Before a grant is sent: the next broker must know of its holder, and then of its trial.
+        if any(map(_changes_holders, commands)):
             self._succession.remember()
         writes = [c for c in commands if not isinstance(c, events.Effect)]
         self._ledgers.write(writes)
@@ -580,6 +580,12 @@ class Server:
         offset, state = time.time() - time.monotonic(), self._handler.state
         if abs(offset - state.wall_offset) > CLOCK_SECONDS:
             state.wall_offset = offset
+
+
+def _changes_holders(command: events.Command) -> bool:
+    """True if a process is granted a lease, or has found the trial of the one that it has."""
+    grants = isinstance(command, events.Send) and isinstance(command.message, wire.Grant)
+    return grants or isinstance(command, events.NameLease)
 
 
 async def _load() -> None:
