@@ -296,6 +296,24 @@ def test_plain_trials_outlive_two_brokers(
     check_study(study, trace, 6)
 
 
+def test_a_process_whose_plain_trials_are_over_has_no_device(
+    storage_url: str, runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """As a notebook in whose pause the broker has died: the next cell does not wait for ever."""
+    sampler = HermesSampler(devices="cpu:1")
+    study = optuna.create_study(storage=storage_url, sampler=sampler, pruner=HermesPruner())
+
+    def run() -> None:
+        study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=2)
+
+    run()
+    kill_broker(runtime_dir, wait_for)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
+
+
 def test_a_broker_that_is_asked_to_end_leaves_its_holders_to_the_next(
     tmp_path: Path, start_broker: Broker, start_worker: Worker, wait_for: Callable[..., Any]
 ) -> None:

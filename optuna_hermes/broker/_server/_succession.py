@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from optuna_hermes.broker import _holders
@@ -31,7 +31,6 @@ class Succession:
         self._apply = apply
         self._remembered: tuple[ServedProcess, ...] = ()
         self._leaving: dict[str, ServedProcess] = {}
-        self._left: frozenset[str] = frozenset()
 
     def expect(self) -> None:
         """Find the processes of the broker before this one that still live."""
@@ -69,7 +68,7 @@ class Succession:
         gone = self._leaving.keys() & proofs
         for proof in gone:
             del self._leaving[proof]
-        if gone & self._left:
+        if gone:  # the process of a plain trial lives on, and there may be no other grant
             self.remember()
 
     def remember(self, *, again: bool = False) -> None:
@@ -78,9 +77,8 @@ class Succession:
         ``again`` also where nothing has changed.
         """
         served = holders(self._state)
-        left = dict(_unserved(self._leaving, served))
-        self._left = frozenset(left)
-        served = (*left.values(), *served)  # of two with one device the later one has it
+        left = _unserved(self._leaving.values(), served)
+        served = (*left, *served)  # of two with one device the later one has it
         if served == self._remembered and not again:
             return
         try:
@@ -95,14 +93,14 @@ class Succession:
 
 
 def _unserved(
-    leaving: dict[str, ServedProcess], served: Collection[ServedProcess]
-) -> Iterator[tuple[str, ServedProcess]]:
+    leaving: Iterable[ServedProcess], served: Collection[ServedProcess]
+) -> Iterator[ServedProcess]:
     """Those that leave and are not served any more, under the same lease or with the same trial."""
     epochs = {each.epoch for each in served}
     trials = {(each.pid, each.study, each.number) for each in served}
-    for proof, each in leaving.items():
+    for each in leaving:
         if each.epoch not in epochs and (each.pid, each.study, each.number) not in trials:
-            yield proof, each
+            yield each
 
 
 def holders(state: BrokerState) -> tuple[ServedProcess, ...]:
