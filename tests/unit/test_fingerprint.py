@@ -319,6 +319,14 @@ def test_a_tracker_is_no_state_of_the_training(package: str) -> None:
     assert outside(type("Run", (), {"__module__": f"{package}.run"})())
 
 
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_tensor_that_was_looked_at_can_be_resized(size: int) -> None:
+    """Observers of quantisation resize their buffers: else each training with these would fail."""
+    tensor = torch.zeros(size)
+    fingerprint(tensor)
+    assert tensor.resize_(2 * size).shape == (2 * size,)
+
+
 def test_what_cannot_be_looked_at_is_unlike_all() -> None:
     """It may have changed."""
     value = Closed(a=1)

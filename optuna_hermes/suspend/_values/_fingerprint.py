@@ -8,6 +8,7 @@ The class of a value is asked by ``type``: ``isinstance`` believes a proxy, whic
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import marshal
@@ -223,8 +224,8 @@ class _Walk:
             told = size > _CRC_BYTES and version
             data = tensor.detach()
             if size <= _CRC_BYTES or data.device.type == "cpu":
-                octets = data.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                total = self._checksum(octets, words_only=bool(size > _CRC_BYTES))
+                data = data.cpu().contiguous().reshape(-1).view(torch.uint8)
+                total = self._checksum(_octets(data), words_only=bool(size > _CRC_BYTES))
             else:
                 total = int(data.contiguous().reshape(-1).view(torch.uint8).sum())
             return (tuple(tensor.shape), str(tensor.dtype), told, total)
@@ -246,6 +247,18 @@ class _Walk:
             return found
         self._bytes -= len(octets)
         return hash((int(words.sum(dtype=np.uint64)), found))
+
+
+def _octets(data: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bytes in a tensor of bytes, which must outlive them."""
+    # Not data.numpy(): torch cannot resize a storage that was shared with an array, as observers
+    # of quantisation do with their buffers.
+    if not data.numel():
+        return np.empty(0, np.uint8)
+    address = data.data_ptr()
+    if not address:  # of a class whose values are elsewhere
+        raise ValueError(f"{type(data).__name__} has no memory")
+    return np.frombuffer((ctypes.c_char * data.numel()).from_address(address), np.uint8)
 
 
 def _is_pipe(value: Any) -> bool:
