@@ -525,6 +525,96 @@ def test_hooks_that_the_training_registers_or_removes_are_named(
     assert "no checkpoint" not in caplog.text
 
 
+class Louder:
+    """A hook that adds more with each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: Any, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return out + 0.1 * self.calls
+
+    def of_step(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
+        self._slow_down(optimizer)
+
+    def _slow_down(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls += 1
+        optimizer.param_groups[0]["lr"] = 0.01 / self.calls
+
+
+def add_more(model: Heads, optimizer: torch.optim.Optimizer, kept: list[float]) -> None:
+    model.first.register_forward_hook(Louder())
+
+
+def slow_down(model: Heads, optimizer: torch.optim.Optimizer, kept: list[float]) -> None:
+    optimizer.register_step_pre_hook(Louder().of_step)
+
+
+def clip(norms: list[float], gradient: torch.Tensor) -> torch.Tensor:
+    norms.append(gradient.norm().item())
+    return gradient * (sum(norms) / len(norms) / norms[-1])
+
+
+def clip_by_own(model: Heads, optimizer: torch.optim.Optimizer, kept: list[float]) -> None:
+    norms: list[float] = []
+    model.first.weight.register_hook(lambda gradient: clip(norms, gradient))
+
+
+def clip_by_kept(model: Heads, optimizer: torch.optim.Optimizer, kept: list[float]) -> None:
+    model.first.weight.register_hook(lambda gradient: clip(kept, gradient))
+
+
+def add_by_part(model: Heads, optimizer: torch.optim.Optimizer, kept: list[float]) -> None:
+    model.louder = Louder()
+    model.first.register_forward_hook(model.louder)
+
+
+def look(model: Heads, optimizer: torch.optim.Optimizer, kept: list[float]) -> None:
+    outputs: dict[str, torch.Tensor] = {}
+    model.first.register_forward_hook(lambda *args: outputs.update(first=args[2].detach()))
+
+
+def hooked(session: FakeSession, hook: Callable[..., None]) -> list[float]:
+    """A loop whose hooks are registered before it."""
+    torch.manual_seed(1)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    named = {"model": model, "optimizer": optimizer}
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
+    losses = run.kept.setdefault("losses", [])
+    hook(model, optimizer, run.kept.setdefault("norms", []))
+    for _ in run.epochs(4):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = (model(torch.full((2, 4), x)) - x).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [(add_more, "model.hooks"), (clip_by_own, "model.hooks"), (slow_down, "optimizer.hooks")],
+)
+def test_hooks_that_remember_something_are_named(
+    hook: Callable[..., None], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process registers them anew, as they were in the beginning."""
+    by_way_of_disk(lambda now: hooked(now, hook), tmp_path, 7)
+    (warning,) = [each.message for each in caplog.records if "no checkpoint" in each.message]
+    assert f"changes {name} while it trains" in warning
+
+
+@pytest.mark.parametrize("hook", [clip_by_kept, add_by_part, look])
+def test_hooks_that_remember_what_is_stored_or_nothing_are_not_named(
+    hook: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kept list, an attribute of a module, or outputs for whoever looks at them."""
+    losses = hooked(FakeSession(), hook)
+    assert by_way_of_disk(lambda now: hooked(now, hook), tmp_path, 7, 2) == losses
+    assert "no checkpoint" not in caplog.text
+
+
 class Decaying(torch.optim.Optimizer):
     """Counts its steps in an attribute, which the inherited ``state_dict`` lacks."""
 
