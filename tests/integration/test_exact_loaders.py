@@ -1205,6 +1205,13 @@ def test_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
     check(functools.partial(loop, train=make, val=loader), tmp_path, stops=stops)
 
 
+@pytest.mark.parametrize("train", [loop, fit])
+def test_streams_that_validate(train: Callable[..., Any], tmp_path: Path) -> None:
+    """Their passes are counted on, too."""
+    val = functools.partial(stream, Stream, 0)
+    check(functools.partial(train, train=loader, val=val), tmp_path, stops=(BATCHES + 3, BATCHES))
+
+
 @pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
 @pytest.mark.parametrize("case", some(STREAMS, "in-process", "sized-workers"))
 def test_lightning_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._loaders._kinds import data_of, has_workers
@@ -36,8 +36,8 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
 """Classes whose objects may be plain, as is seen when they are written."""
 _MOST_BYTES = 1 << 27
-_MOST_COLLATE_BYTES = 1 << 19
-"""Few, as they may be written with each batch."""
+_MOST_SMALL_BYTES = 1 << 19
+"""Few, as they may be written with each batch, or hold samples."""
 _MOST_PARTS = 100
 """Longer lists and dictionaries of a data set hold samples, not transforms."""
 _seen: MutableMapping[Any, _PlainAttributes] = by_identity()
@@ -46,10 +46,10 @@ _seen: MutableMapping[Any, _PlainAttributes] = by_identity()
 class LoaderAttributes:
     """Generators, counters and indices that a loader, its samplers and its data set keep.
 
-    Of samplers and of an object that collates in this process, all plain values; see
-    ``_values._plain``. Of data sets and their transforms, only the numbers, text and flags that
-    the training sets: with worker processes they hold from its next epoch on, and where these
-    persist those of the first epoch hold.
+    Of samplers, of an object that collates in this process, and of iterable data sets, all plain
+    values; see ``_values._plain``. Of other data sets and their transforms, only the numbers, text
+    and flags that the training sets: with worker processes they hold from its next epoch on, and
+    where these persist those of the first epoch hold.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
@@ -68,7 +68,7 @@ class LoaderAttributes:
         # Functions have no attributes, workers have copies, and a module is saved by itself.
         elsewhere = has_workers(loader) or isinstance(collate, nn.Module)
         if is_users_type(type(collate)) and not elsewhere:
-            self._collate.append(_attributes_of(collate, _plain_in, _MOST_COLLATE_BYTES))
+            self._collate.append(_attributes_of(collate, _plain_in, _MOST_SMALL_BYTES))
         of_samplers = [_attributes_of(each, _plain_in) for each in self._samplers]
         self._attributes: list[_PlainAttributes | DataAttributes]
         self._attributes = [*of_samplers, self.data, *self._collate]
@@ -179,6 +179,8 @@ class _PlainAttributes:
 class DataAttributes:
     """The numbers, text and flags that the training sets in data sets and their transforms.
 
+    Of iterable ones all plain values of some size.
+
     Args:
         data: the data set of a loader.
     """
@@ -188,6 +190,9 @@ class DataAttributes:
         self._parts: dict[str, _PlainAttributes] = {}
         for place, each in _users_data(data).items():
             kind: Any = type(each)
+            if issubclass(kind, IterableDataset):  # a pass may begin by what the one before set
+                self._parts[place] = _attributes_of(each, _plain_in, _MOST_SMALL_BYTES)
+                continue
             reads = _set_by_reading(kind) | set_by(kind, ("torch.",))
             together = _set_together(kind)
             find = functools.partial(_set_by_training, reads=reads, together=together)
