@@ -265,7 +265,8 @@ def _octets(data: torch.Tensor) -> np.ndarray[Any, Any]:
     address = data.data_ptr()
     if not address:  # of a class whose values are elsewhere
         raise ValueError(f"{type(data).__name__} has no memory")
-    return np.frombuffer((ctypes.c_char * data.numel()).from_address(address), np.uint8)
+    octets = (ctypes.c_char * data.numel()).from_address(address)
+    return np.frombuffer(memoryview(octets).cast("B"), np.uint8)
 
 
 def _is_pipe(value: Any) -> bool:
