@@ -400,8 +400,8 @@ class FitLoop(CooperativeLoop):
             self._leave_out_wait()
         return self._checkpoints.dump(self._fit, rng, self._rank)
 
-    def _train(self, session: Session) -> None:
-        super()._train(session)
+    def _train(self, session: Session, *, late: bool = False) -> None:
+        super()._train(session, late=late)
         self._report_sizes(session)
 
     def _beat(self, session: Session) -> None:

@@ -398,11 +398,16 @@ class CooperativeLoop:
 
     def _begin_training(self, session: Session) -> None:
         self._begun = True
+        late = self._has_trained()
         self._restore()
-        self._train(session)
+        self._train(session, late=late)
 
-    def _train(self, session: Session) -> None:
-        session.training(can_store=self.can_store)
+    def _has_trained(self) -> bool:
+        """True if this process has trained before the first clean point."""
+        return False
+
+    def _train(self, session: Session, *, late: bool = False) -> None:
+        session.training(can_store=self.can_store, late=late)
 
     def _park(self, session: Session, *, can_store: bool) -> None:
         if self._saver is not None:

@@ -350,6 +350,10 @@ class PyTorchLoop(CooperativeLoop):
             self.begin()
             self._begin_training(self._session)
 
+    def _has_trained(self) -> bool:
+        # That an epoch has no batches is only known at its end.
+        return self._batches_due and self._restored is None
+
     def units_left(self) -> int | None:
         """Units until the end; known if each epoch until now had one report."""
         if self._numbers is None or self._unit != self._epoch + 1:

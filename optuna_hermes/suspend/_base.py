@@ -96,8 +96,13 @@ class Session(Protocol):
     the files of those that are here must stay.
     """
 
-    def training(self, *, can_store: bool) -> None:
-        """Report the first batch of the lease; ``can_store``: the trial can go to disk."""
+    def training(self, *, can_store: bool, late: bool = False) -> None:
+        """Report the first batch of the lease.
+
+        Args:
+            can_store: the trial can go to disk.
+            late: it has trained before, as in an epoch of which nobody knew that it has no batches.
+        """
 
     def report_sizes(self, sizes: BatchSizes) -> None:
         """Report that the batch size or the number of devices may change, and the present sizes.

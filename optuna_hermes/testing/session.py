@@ -95,7 +95,7 @@ class FakeSession:
             batch_sizes=batch_sizes,
         )
 
-    def training(self, *, can_store: bool) -> None:
+    def training(self, *, can_store: bool, late: bool = False) -> None:
         """See ``suspend.Session``."""
         self.trainings.append(can_store)
 

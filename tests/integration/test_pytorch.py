@@ -1649,6 +1649,25 @@ def test_epochs_without_batches(
     assert [*told, *(report[0] for report in session.reports)] == list(range(1, units + 1))
 
 
+class LatenessSession(FakeSession):
+    """Notes of each first batch whether the trial had trained before."""
+
+    def training(self, *, can_store: bool, late: bool = False) -> None:
+        self.trainings.append(late)
+
+
+@pytest.mark.parametrize(
+    ("train", "late"), [(newton, True), (validated_first, True), (remembering, False)]
+)
+def test_what_is_trained_before_the_first_clean_point_is_said(
+    train: Callable[[FakeSession | None, Trace], None], late: bool, tmp_path: Path
+) -> None:
+    """Nobody knows of a first epoch that it has no batches; later it waits at the epoch's begin."""
+    session = LatenessSession({3: "resident"}, checkpoint_dir=tmp_path)
+    train(session, Trace())
+    assert session.trainings == [late, False]
+
+
 # -- checkpoints -------------------------------------------------------------------------------
 
 

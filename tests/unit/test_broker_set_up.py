@@ -15,22 +15,29 @@ from optuna_hermes.policies.base import opened, place, unopened
 from support.broker import FakeBroker
 
 
-def begin(broker: FakeBroker, worker: int, number: int, *, can_store: bool = True) -> int:
+def begin(
+    broker: FakeBroker, worker: int, number: int, *, can_store: bool = True, late: bool = False
+) -> int:
     """A worker that was granted a new trial trains it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store, late=late))
     return epoch
 
 
 def served(
-    *, devices: Any = 1, workers: int = 4, can_store: bool = True, **study: Any
+    *,
+    devices: Any = 1,
+    workers: int = 4,
+    can_store: bool = True,
+    late: bool = False,
+    **study: Any,
 ) -> tuple[FakeBroker, list[int], int]:
     """A broker whose first worker trains trial 0, its workers, and the epoch of that lease."""
     broker = FakeBroker(devices=devices)
     broker.driver(**{"max_alive": 8, "sets_up": True, "policy": "round-robin", **study})
     waiting = [broker.worker() for _ in range(workers)]
-    return broker, waiting, begin(broker, waiting[0], 0, can_store=can_store)
+    return broker, waiting, begin(broker, waiting[0], 0, can_store=can_store, late=late)
 
 
 def told(broker: FakeBroker, workers: list[int]) -> list[int]:
@@ -114,9 +121,13 @@ def test_none_is_set_up_that_is_not_to_be_created() -> None:
     assert broker.last(other, "SetUp").name != name
 
 
-def test_an_objective_that_does_not_wait_at_its_first_batch_is_not_called_early() -> None:
-    """It would train without a device: this shows once it trains with one."""
-    broker, workers, _ = served(can_store=False)
+@pytest.mark.parametrize("said", [{"can_store": False}, {"late": True}])
+def test_an_objective_that_does_not_wait_at_its_first_batch_is_not_called_early(said: Any) -> None:
+    """It would train without a device: this shows once it trains with one.
+
+    So does one whose epochs have no batches, which has no clean point before its second one.
+    """
+    broker, workers, _ = served(**said)
     assert told(broker, workers) == []
 
 

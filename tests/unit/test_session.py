@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,22 @@ def test_a_trial_that_is_set_up_waits_at_its_first_batch(
     (first,) = brokers.last.of(wire.FirstBatch)
     assert first.epoch == 7
     assert brokers.last.of(wire.TierChanged) == []
+
+
+def test_a_trial_that_has_trained_without_a_clean_point_waits_as_soon_as_it_says_so(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """It trains under the lease that it then gets, and its errors from then on are its own."""
+    session = connect()
+    set_up(brokers, session)
+    waiting = threading.Thread(target=partial(session.training, can_store=True, late=True))
+    waiting.start()
+    wait_for(lambda: not session.must_yield)
+    brokers.last.say(grant(7, 3))
+    waiting.join(10)
+    assert (waiting.is_alive(), session.trains) == (False, True)
+    (first,) = brokers.last.of(wire.FirstBatch)
+    assert (first.epoch, first.late) == (7, True)
 
 
 def test_a_lease_may_come_before_the_first_batch(

@@ -247,13 +247,15 @@ class TrialSession:
 
     # -- while training: suspend.Session --------------------------------------------------------
 
-    def training(self, *, can_store: bool) -> None:
+    def training(self, *, can_store: bool, late: bool = False) -> None:
         """See ``suspend.Session``. From here on the loop itself looks after yielding."""
         self.managed = True
-        self.started(can_store=can_store)
+        if late:  # one that is set up has had no clean point at which to wait
+            self.wait_for_device()
+        self.started(can_store=can_store, late=late)
 
     def started(self, *, can_store: bool, late: bool = False) -> None:
-        """Report the first batch since the grant; ``late`` if a unit has ended since."""
+        """Report the first batch since the grant; ``late`` if it has trained before."""
         if not self.trains and self._lease.epoch:
             self.trains = True
             self.on_first_batch()

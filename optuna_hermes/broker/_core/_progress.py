@@ -77,7 +77,8 @@ def training(
     lease.training = True
     study = state.studies[lease.study]
     # Only now it is known that this objective waits for its device at its first batch.
-    study.sets_up = study.sets_up or (study.spec.sets_up and message.can_store)
+    waits = message.can_store and not message.late
+    study.sets_up = study.sets_up or (study.spec.sets_up and waits)
     retries.trained(study, trial.number)
     kind: OverheadKind = "opening"
     if lease.from_tier == "disk":

@@ -96,8 +96,8 @@ class Begin(Message, frozen=True, kw_only=True):
 class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
-    ``can_store`` says that the trial can be suspended to disk; ``late`` that a unit has ended
-    since, as where an objective only calls ``should_prune``: when that unit began is not known.
+    ``can_store`` says that the trial can be suspended to disk; ``late`` that it has trained
+    since, as where an objective only calls ``should_prune``: when that began is not known.
     """
 
     epoch: Count

@@ -119,8 +119,8 @@ class Rank:
             flags[STOP] = max(flags[POINTS:])
         self.must_yield = 0 < flags[STOP] < self._point
 
-    def training(self, *, can_store: bool) -> None:
-        self._tell("training", {"can_store": can_store})
+    def training(self, *, can_store: bool, late: bool = False) -> None:
+        self._tell("training", {"can_store": can_store, "late": late})
 
     def report_sizes(self, sizes: BatchSizes) -> None:
         self._tell("report_sizes", {"sizes": sizes})
