@@ -24,7 +24,7 @@ from optuna_hermes._optuna._storages import (
     racing,
     storage_errors,
 )
-from optuna_hermes.errors import ExitStatus, InvalidInputError, UnprintedError
+from optuna_hermes.errors import ExitStatus, InvalidInputError, StorageError, UnprintedError
 
 
 def log_warnings_only() -> None:
@@ -103,7 +103,17 @@ def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str |
     def delete_study(study_id: int) -> None:
         name = storage.get_study_name_from_id(study_id)
         study = optuna.load_study(study_name=name, storage=storage)
-        for left in delete_with_files(study, partial(delete, study_id)):
+
+        def delete_it() -> None:
+            delete(study_id)
+            # Optuna ignores that a server refuses: a row of the study has come meanwhile.
+            if name in [each.study_name for each in storage.get_all_studies()]:
+                raise StorageError(
+                    f"Study {name!r} was not deleted, as a process wrote to it at that moment: "
+                    "stop what trains it, then run the same command again."
+                )
+
+        for left in delete_with_files(study, delete_it):
             note(f"Checkpoints stay in {left}: remove them when no process trains the study.")
 
     def get_study_id_from_name(name: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
@@ -128,6 +128,21 @@ def test_a_study_in_a_file_is_not_deleted_while_it_is_trained(
         assert run(("delete-study", *study)) == 2
     assert optuna.get_all_study_names(storage_url) == ["digits"]
     assert "error: A process trains study 'digits'" in capsys.readouterr().err
+    assert run(("delete-study", *study)) == 0
+    assert optuna.get_all_study_names(storage_url) == []
+
+
+def test_a_study_that_could_not_be_deleted_is_not_called_deleted(
+    study: tuple[str, ...],
+    storage_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Optuna ignores that a server refuses, as where a process has just written a value."""
+    with monkeypatch.context() as refusing:
+        refusing.setattr(RDBStorage, "delete_study", lambda self, study_id: None)
+        assert run(("delete-study", *study)) == 2
+    assert "error: Study 'digits' was not deleted" in capsys.readouterr().err
     assert run(("delete-study", *study)) == 0
     assert optuna.get_all_study_names(storage_url) == []
 
