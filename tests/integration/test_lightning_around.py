@@ -561,6 +561,16 @@ def test_validation_without_a_loader(validation: Any, tmp_path: Path) -> None:
     assert trace.seen == expected.seen
 
 
+def test_validation_by_the_training_loader(tmp_path: Path) -> None:
+    """A loader that is both trained on and validated with comes back to its place."""
+
+    def options() -> dict[str, Any]:
+        loader = DataLoader(Points(BATCHES * 4), batch_size=4, shuffle=True)
+        return {"loader": lambda *args, **settings: loader, "validation": loader}
+
+    assert suspended(options, tmp_path)[0].seen == whole(options)[0].seen
+
+
 def test_callback_without_a_class_of_its_own(tmp_path: Path) -> None:
     """A mock may stand for a callback, and a run with it is suspended as others."""
     mock = Mock(spec=Callback)

@@ -309,4 +309,7 @@ def idle(loader: Any) -> ResumableSampler | LoaderAttributes:
         # numbers by one.
         return ResumableSampler(loader, lambda: 0)
     outer = getattr(loader, "batch_sampler", None)
-    return LoaderAttributes(loader, getattr(loader, "sampler", None) if outer is None else outer)
+    sampler = getattr(loader, "sampler", None) if outer is None else outer
+    # Of a loader that is trained on, too: what follows it there restores its own position.
+    is_followed = isinstance(sampler, ResumableSampler)
+    return LoaderAttributes(loader, sampler._sampler if is_followed else sampler)
