@@ -311,5 +311,6 @@ def idle(loader: Any) -> ResumableSampler | LoaderAttributes:
     outer = getattr(loader, "batch_sampler", None)
     sampler = getattr(loader, "sampler", None) if outer is None else outer
     # Of a loader that is trained on, too: what follows it there restores its own position.
-    is_followed = isinstance(sampler, ResumableSampler)
-    return LoaderAttributes(loader, sampler._sampler if is_followed else sampler)
+    if isinstance(sampler, ResumableSampler):
+        sampler = sampler._sampler
+    return LoaderAttributes(loader, sampler)
