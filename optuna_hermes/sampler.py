@@ -109,6 +109,8 @@ class HermesSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Delegate, with the study as this class shows it."""
+        # Optuna infers the space before 4.6 when a trial is asked for: of a batch all first.
+        _optuna.read_anew(study, trial._trial_id)
         return self.base.sample_relative(_optuna.StudyView(study), trial, search_space)
 
     def sample_independent(
