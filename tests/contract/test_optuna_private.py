@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 import optuna
 import pytest
+from optuna.storages import RDBStorage
 from optuna.storages.journal import (
     JournalFileBackend,
     JournalFileOpenLock,
@@ -191,7 +192,13 @@ def test_a_brute_force_has_an_end_once_trials_have_begun_everywhere() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "advice"),
     [
-        ([(1,), (1, 2)], [(1,), (1, 2)], "let choices be text"),
+        pytest.param(
+            *([(1,), (1, 2)], [(1,), (1, 2)], "let choices be text"),
+            marks=pytest.mark.skipif(
+                not hasattr(RDBStorage, "_set_trial_param"),
+                reason="older versions of Optuna compare choices as they are stored",
+            ),
+        ),
         (["a", "b"], ["a", "c"], ""),
     ],
     ids=["tuples", "other choices"],
@@ -794,7 +801,8 @@ _optuna.prepare_storages()
 _optuna.read_trials(study)
 init, compiled = SQLCompiler.__init__, []
 def count(self, dialect, statement, *args, **named):
-    compiled.append(repr(type(statement)))
+    if statement._generate_cache_key():  # before SQLAlchemy 2.1 upserts have none
+        compiled.append(repr(type(statement)))
     init(self, dialect, statement, *args, **named)
 SQLCompiler.__init__ = count
 trial = _optuna.open_trial(study)
