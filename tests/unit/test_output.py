@@ -13,7 +13,7 @@ import errno, logging, os, sys
 from pathlib import Path
 from optuna_hermes.workers import _output
 
-os.mkdir = {mkdir}
+Path.mkdir = {mkdir}
 _output.write_output_to(Path(sys.argv[1]))
 print("out")
 os.system("echo from a child")
@@ -48,7 +48,7 @@ _saver.warn_of_lost("trial 0", None, ["total"], "")
 """
 
 
-def run(path: Path, then: object, mkdir: str = "os.mkdir") -> subprocess.CompletedProcess[str]:
+def run(path: Path, then: object, mkdir: str = "Path.mkdir") -> subprocess.CompletedProcess[str]:
     script = SCRIPT.format(then=str(then), mkdir=mkdir)
     command = [sys.executable, "-c", script, str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -77,7 +77,9 @@ def test_a_configuration_of_logging_hides_no_warning(order: str, tmp_path: Path)
 
 def test_no_room_for_the_file(tmp_path: Path) -> None:
     """Then it goes where it went before."""
-    no_room = "lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, 'No space left on device'))"
+    no_room = (
+        "lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, 'No space left on device'))"
+    )
     done = run(tmp_path / "trial" / "output.log", "/dev/null", no_room)
     assert done.returncode == 7
     assert sorted(done.stdout.splitlines()) == ["from a child", "out"]
