@@ -393,6 +393,26 @@ def test_a_trial_that_is_not_listed_any_more_is_not_replaced_by_another() -> Non
     assert play(act).wanted == []
 
 
+def test_the_answer_to_a_key_stays_when_the_next_picture_comes() -> None:
+    """There is one each second: it would be gone before it is read."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        def leave_out(number: int) -> None:
+            trials = tuple(each for each in source.shown.trials if each.number != number)
+            source.shown = replace(source.shown, trials=trials)
+
+        table = app.query_one(Trials)
+        await pilot.press("down", "down")
+        leave_out(2)
+        await until(pilot, lambda: 2 not in table.numbers)
+        await pilot.press("h")
+        leave_out(1)
+        await until(pilot, lambda: 1 not in table.numbers)
+        assert "not listed any more" in words(app, "word")
+
+    play(act)
+
+
 # -- keys --------------------------------------------------------------------------------------
 
 

@@ -157,8 +157,12 @@ class Top(App[None]):
     # -- the line above the keys ---------------------------------------------------------------
 
     def on_notice(self, message: Notice) -> None:
+        self._say(message.text, bad=message.bad)
+
+    def _say(self, words: str, *, bad: bool = False) -> None:
+        """Show words that the next pictures leave there for a while."""
         self._notice_until = time.monotonic() + NOTICE_SECONDS
-        self._show_line(message.text, bad=message.bad)
+        self._show_line(words, bad=bad)
 
     def _show_line(self, words: str, *, bad: bool = False) -> None:
         line = Text(words, text.BAD if bad else text.DIM, no_wrap=True, overflow="ellipsis")
@@ -190,12 +194,12 @@ class Top(App[None]):
         # Kept now: the cursor may be on another trial when the answer comes.
         number = trial.number
         if not trial.units:
-            self._show_line(f"Trial {number} has reported no value to be finished with.", bad=True)
+            self._say(f"Trial {number} has reported no value to be finished with.", bad=True)
             return
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._show_line(f"Trial {number} is being finished ...")
+                self._say(f"Trial {number} is being finished ...")
                 self._do(f"Trial {number} is finished.", self._source.finish, key, number)
 
         value = "which is not finite" if trial.value is None else formats.number(trial.value)
@@ -204,7 +208,7 @@ class Top(App[None]):
 
     def action_policy(self) -> None:
         if self._picture.read_only or not self._picture.key:
-            self._show_line(self._picture.read_only or "There is no study.", bad=True)
+            self._say(self._picture.read_only or "There is no study.", bad=True)
             return
         key, now = self._picture.key, self._picture.policy
 
@@ -233,17 +237,17 @@ class Top(App[None]):
         trial = self._trials.chosen
         if trial is None and self._picture.trials:
             # Of a large study the broker lists only trials that have a process.
-            self._show_line("The chosen trial is not listed any more: choose another.", bad=True)
+            self._say("The chosen trial is not listed any more: choose another.", bad=True)
         return trial
 
     def _live_trial(self) -> TrialRow | None:
         """The chosen trial if it can be overridden; else None, with a message on the screen."""
         if self._picture.read_only:
-            self._show_line(self._picture.read_only, bad=True)
+            self._say(self._picture.read_only, bad=True)
             return None
         trial = self._chosen_trial()
         if trial is not None and trial.state in ENDED:
-            self._show_line(f"Trial {trial.number} has ended ({trial.state}).", bad=True)
+            self._say(f"Trial {trial.number} has ended ({trial.state}).", bad=True)
             return None
         return trial
 
