@@ -155,14 +155,14 @@ def test_a_study_whose_locks_are_another_user_s_is_not_deleted(
 ) -> None:
     """The line says that nobody can see who may train then, and who can delete the study."""
     assert _optuna.study_key(optuna.load_study(study_name="digits", storage=storage_url))
-    folder, stat = storage_url.removeprefix("sqlite:///") + ".hermes", os.stat
+    folder, stat = storage_url.removeprefix("sqlite:///") + ".hermes", Path.stat
 
-    def refuse(path: Any, *args: Any, **named: Any) -> os.stat_result:
+    def refuse(path: Path, **named: Any) -> os.stat_result:
         if str(path).startswith(f"{folder}/"):
             raise PermissionError(path)
-        return stat(path, *args, **named)
+        return stat(path, **named)
 
-    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
     assert run(("delete-study", *study)) == 2
     monkeypatch.undo()
     assert f"or {folder} is another user's: stop it, or delete" in capsys.readouterr().err
