@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -74,9 +75,15 @@ def require(holds: bool, rule: str, given: object, advice: str) -> None:
 
 def no_process(error: Exception) -> HermesError:
     """The error where the system refuses to start a process, or a thread."""
+    number = error.errno if isinstance(error, OSError) else errno.EAGAIN
+    if number in (errno.EMFILE, errno.ENFILE):
+        advice = "raise the limit of open files"
+    elif number in (errno.EAGAIN, errno.ENOMEM):
+        advice = "raise the limit of processes or of memory"
+    else:  # the interpreter was removed meanwhile, say
+        advice = "see to that"
     return HermesError(
-        f"The system starts no process ({error}): raise the limit of processes or of memory, then "
-        "run the same command again."
+        f"The system starts no process ({error}): {advice}, then run the same command again."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import logging
 import math
 import os
 import sys
@@ -43,6 +44,10 @@ IDLE_SECONDS = 10.0
 longest unit, whichever is longer."""
 
 _POLL_SECONDS = 1.0
+_PRUNED_ATTRIBUTE = "hermes:pruned"
+"""System attribute of a trial that was pruned."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,27 +90,33 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
             _give_back(outer)
         # As Optuna begins it once the trial is made: whoever finds it dead tries it again.
         with get_heartbeat_thread(trial._trial_id, study._storage):
-            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-                overwrite_notes(study._storage, trial)
             _take(study, trial, terms, lazy=False)
+            overwrite_notes(study._storage, trial)
+        return True
     except BaseException as error:
         # SQLite locks no row: two threads, or processes, may take one trial from the queue at once.
-        if isinstance(error, TrialTakenError) and given and made is not None:
-            _put_back(study, trial._trial_id)
-            _become(made, study.ask())
-            return False
-        state = TrialState.WAITING if given else TrialState.FAIL
-        with contextlib.suppress(Exception):  # the error raised below matters more
-            study._storage.set_trial_state_values(trial._trial_id, state)
-        raise
-    return True
+        if not (isinstance(error, TrialTakenError) and given and made is not None):
+            state = TrialState.WAITING if given else TrialState.FAIL
+            with contextlib.suppress(Exception):  # the error raised below matters more
+                study._storage.set_trial_state_values(trial._trial_id, state)
+            raise
+        _log.warning(
+            "Trial %d had been taken from the queue before: another one is begun.", trial.number
+        )
+    _put_back(study, trial._trial_id)
+    _become(made, study.ask())
+    return False
 
 
 def _put_back(study: optuna.Study, trial_id: int) -> None:
     """Let a trial be over again that had ended before it was taken for the second time."""
     found = backend_of(study).get_trial(trial_id)
-    if found.state == TrialState.RUNNING and found.datetime_complete is not None:
-        state = TrialState.COMPLETE if found.values else TrialState.FAIL
+    if found.state != TrialState.RUNNING or found.datetime_complete is None:
+        return
+    state = TrialState.COMPLETE if found.values else TrialState.FAIL
+    if _PRUNED_ATTRIBUTE in found.system_attrs:  # which may have a value, too
+        state = TrialState.PRUNED
+    with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
         study._storage.set_trial_state_values(trial_id, state, found.values)
 
 
@@ -124,6 +135,9 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
     # None if it has shared the device of a trial around it, or never needed one.
     session = sessions.pop(own, trial.number)
     if session is not None:
+        if state == TrialState.PRUNED:
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                study._storage.set_trial_system_attr(trial._trial_id, _PRUNED_ATTRIBUTE, True)
         ended = ending(state)
         session.end(ended)
         if session.trains:  # a trial that never trained has no state on the dashboard

@@ -120,9 +120,15 @@ def test_a_trial_that_two_threads_take_from_the_queue(
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETE"])
+@pytest.mark.parametrize(
+    ("pruned", "state"), [(False, "RUNNING"), (False, "COMPLETE"), (True, "RUNNING")]
+)
 def test_a_trial_that_is_taken_from_the_queue_after_its_end(
-    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pruned: bool,
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A thread that saw it wait, and sets it to RUNNING as late as that, loses no result.
 
@@ -131,20 +137,34 @@ def test_a_trial_that_is_taken_from_the_queue_after_its_end(
     url = f"sqlite:///{tmp_path / 'study.db'}"
     study = make_study(url)
     study.enqueue_trial({"x": 3.0})
-    study.optimize(objective_with(Gauge(), units=2), n_trials=1)
-    value = study.best_value
+
+    def objective(trial: optuna.Trial) -> float:
+        value = objective_with(Gauge(), units=2)(trial)
+        if pruned and trial.number == 0:
+            raise optuna.TrialPruned
+        return value
+
+    study.optimize(objective, n_trials=1)
+    first = study.trials[0]
+    assert first.user_attrs["hermes:state"] == "done"
     with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
         database.execute("UPDATE trials SET state = ?", (state,))
-    late = [study.trials[0]._trial_id]
+    late = [first._trial_id]
     monkeypatch.setattr(
         optuna.Study, "_pop_waiting_trial_id", lambda self: late.pop() if late else None
     )
     again = optuna.load_study(
         study_name=study.study_name, storage=url, sampler=study.sampler, pruner=study.pruner
     )
-    again.optimize(objective_with(Gauge(), units=2), n_trials=1)
-    assert [trial.state.name for trial in again.trials] == ["COMPLETE"] * 2
-    assert again.trials[0].value == value
+    again.optimize(objective, n_trials=1)
+    kept, other = again.trials
+    assert (kept.state, kept.values, kept.user_attrs) == (
+        first.state,
+        first.values,
+        first.user_attrs,
+    )
+    assert other.state.name == "COMPLETE"
+    assert "Trial 0 had been taken from the queue before: another one is begun." in caplog.text
 
 
 @pytest.mark.parametrize(

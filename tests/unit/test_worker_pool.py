@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from optuna_hermes.errors import HermesError
+from optuna_hermes.errors import HermesError, no_process
 from optuna_hermes.workers import _worker_pool
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._processes import command
@@ -192,3 +192,16 @@ def test_a_fork_server_without_a_driver_ends(
         order = command("_fork_server", theirs.fileno())
         assert subprocess.run(order, pass_fds=(theirs.fileno(),), check=False).returncode == 0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (RuntimeError("can't start new thread"), "raise the limit of processes or of memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "raise the limit of open files"),
+        (OSError(errno.ENOENT, "No such file", "/venv/bin/python"), "see to that"),
+    ],
+)
+def test_what_keeps_a_process_from_starting_is_said(error: Exception, advice: str) -> None:
+    """Another limit than that which was reached would help nobody."""
+    assert f"({error}): {advice}, then run the same command again." in str(no_process(error))

@@ -172,7 +172,7 @@ class TrialSession:
             if message is None:
                 raise BrokerError(self._refused or _NO_BROKER)
             if isinstance(message, wire.Refused):
-                kind = TrialTakenError if message.of_trial else BrokerError
+                kind = TrialTakenError if message.again else BrokerError
                 raise kind(message.reason)
             if isinstance(message, wire.Dismiss):
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import time
@@ -156,6 +157,8 @@ def _start_one(devices: str, power: Sequence[str]) -> None:
             f"{election.log_path(directory)} and {words_path(directory)}."
         ) from error
     except OSError as error:  # its disk is full, or read-only
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise no_process(error) from error
         raise BrokerConflictError(
             f"The directory {directory} cannot be used ({error.strerror}): {election.WAY_OUT}."
         ) from error

@@ -77,7 +77,8 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> wire.Refused 
         why = f"is trained by process {pid} already: end that one first."
     else:
         return None
-    return wire.Refused(reason=f"Trial {trial.number} {why}", taken=taken, of_trial=True)
+    again = not taken and study.override_of(trial) != "finishing"
+    return wire.Refused(reason=f"Trial {trial.number} {why}", taken=taken, again=again)
 
 
 def admit_study(turn: Turn, event: StudyRead) -> Study:

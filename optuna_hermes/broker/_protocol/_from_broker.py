@@ -27,14 +27,14 @@ class Refused(Message, frozen=True, kw_only=True):
     """The last message cannot be served; ``reason`` says what to do.
 
     ``driver_pid`` is the process for which the study is served, None if that is not the reason.
-    ``taken`` says that the trial is another host's, which alone may end it in Optuna, and
-    ``of_trial`` that the reason is one of this trial alone.
+    ``taken`` says that the trial is another host's, which alone may end it in Optuna, and ``again``
+    that another process of this host trains it, or it has ended.
     """
 
     reason: str
     driver_pid: int | None = None
     taken: bool = False
-    of_trial: bool = False
+    again: bool = False
 
 
 class Grant(Message, frozen=True, kw_only=True):
