@@ -148,23 +148,6 @@ def test_a_function_that_is_defined_again_is_the_same() -> None:
     assert fingerprint(make()) == fingerprint(make())
 
 
-def test_what_a_function_counts_and_collects_in_itself_is_a_change() -> None:
-    """In its attributes, and in lists that are defaults of its arguments."""
-
-    def count() -> None:
-        vars(count)["calls"] = vars(count).get("calls", 0) + 1
-
-    def collect(value: int, seen: list[int] = []) -> None:  # noqa: B006
-        seen.append(value)
-
-    before = fingerprint(count), fingerprint(collect)
-    assert (fingerprint(count), fingerprint(collect)) == before
-    count()
-    collect(1)
-    assert fingerprint(count) != before[0]
-    assert fingerprint(collect) != before[1]
-
-
 def test_tensors_that_are_saved_elsewhere_may_change_in_a_list() -> None:
     """A list of a model's parameters is another one only if it has others."""
     one, other = torch.zeros(3), torch.zeros(3)

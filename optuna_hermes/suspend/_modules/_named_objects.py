@@ -80,7 +80,6 @@ class NamedObjects:
             functools.partial(_attributes, self._owners, others or {}),
             named=functools.partial(_by_name, self._owners),
             hooked=functools.partial(dict, self._owners),
-            kept=self.kept,
         )
         """Their attributes and hooks."""
         self._parts = {name: parts_of(each) for name, each in self._owners.items()}

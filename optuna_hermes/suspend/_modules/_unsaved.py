@@ -580,7 +580,6 @@ class ChangedAttributes:
         named: returns the known objects that are there at present, by names of which the same
             holds: attributes may refer to these.
         hooked: returns modules and optimizers by their names in messages.
-        kept: values that are saved beside them.
     """
 
     def __init__(
@@ -588,12 +587,10 @@ class ChangedAttributes:
         make: Callable[[], Mapping[str, Attributes]],
         named: Callable[[], Mapping[str, object]] = dict,
         hooked: Callable[[], Mapping[str, object]] = dict,
-        kept: object = None,
     ) -> None:
         self._make = make
         self._named = named
         self._hooked = hooked
-        self._kept = kept
         self._parts: dict[str, Attributes] = {}
         self._inner: dict[str, Attributes] = {}
         """Those of objects in lists, which hold these while they are looked at only."""
@@ -607,13 +604,7 @@ class ChangedAttributes:
     def lost(self) -> list[str]:
         """Names of attributes and hooks that have changed and cannot be stored."""
         parts = (*self._parts.values(), *self._inner.values())
-        hooks = self._hooks.lost(self._saved)
-        return sorted([*(name for part in parts for name in part.lost), *hooks])
-
-    def _saved(self) -> Collection[int]:
-        """Ids of the objects that attributes and kept values lead to."""
-        values = [each for part in self._parts.values() for each in part.watched().values()]
-        return reachable([*values, self._kept])
+        return sorted([*(name for part in parts for name in part.lost), *self._hooks.lost])
 
     def note(self) -> None:
         """Note what each process makes or registers before it trains."""

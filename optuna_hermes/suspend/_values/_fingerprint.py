@@ -37,13 +37,7 @@ import torch
 from torch.distributions.utils import lazy_property
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optuna_hermes.suspend._values._generators import (
-    GENERATORS,
-    dict_of,
-    generator_state,
-    is_users_function,
-    slots_in,
-)
+from optuna_hermes.suspend._values._generators import GENERATORS, dict_of, generator_state, slots_in
 
 CODE = (
     type,
@@ -190,7 +184,6 @@ class _Walk:
                 elif issubclass(type(value), CODE):
                     yield _of_code(value)
                     waiting.append(bound_to(value))
-                    waiting += _own_of_function(value)
                     if issubclass(type(value), partial):
                         # What else it is given may change, and is restored, by itself.
                         given = [value.func, *value.args, *value.keywords.values()]
@@ -320,15 +313,6 @@ def _of_code(value: Any) -> Hashable:
     if type(value) is types.FunctionType:
         return id(value.__code__)
     return (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
-
-
-def _own_of_function(value: Any) -> list[Any]:
-    """The counts and collections that a user's function has as attributes or as defaults."""
-    if type(value) is not types.FunctionType or not is_users_function(value):
-        return []
-    defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    kinds = (*_PLAIN, list, dict, set, deque)
-    return [each for each in (*vars(value).values(), *defaults) if type(each) in kinds]
 
 
 def _inside(value: Any) -> Iterator[Sequence[Any]]:
