@@ -327,6 +327,15 @@ def test_a_tensor_that_was_looked_at_can_be_resized(size: int) -> None:
     assert tensor.resize_(2 * size).shape == (2 * size,)
 
 
+def test_a_view_of_a_storage_that_was_freed_is_not_read() -> None:
+    """It ended the process; so are parameters that FSDP has given back."""
+    whole = torch.zeros(400)
+    view = whole[200:]
+    whole.untyped_storage().resize_(0)
+    same = fingerprint(view) == fingerprint(view)  # pytest would read it, to show it
+    assert same
+
+
 def test_what_cannot_be_looked_at_is_unlike_all() -> None:
     """It may have changed."""
     value = Closed(a=1)

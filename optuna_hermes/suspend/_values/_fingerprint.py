@@ -255,8 +255,9 @@ def _octets(data: torch.Tensor) -> np.ndarray[Any, Any]:
     # of quantisation do with their buffers.
     if not data.numel():
         return np.empty(0, np.uint8)
-    address = data.data_ptr()
-    if not address:  # of a class whose values are elsewhere
+    address, last = data.data_ptr(), data.storage_offset() + data.numel()
+    # Of a class whose values are elsewhere, or a view of a storage that was freed, as FSDP does.
+    if not address or last > data.untyped_storage().nbytes():
         raise ValueError(f"{type(data).__name__} has no memory")
     octets = (ctypes.c_char * data.numel()).from_address(address)
     return np.frombuffer(memoryview(octets).cast("B"), np.uint8)
