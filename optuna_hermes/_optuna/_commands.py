@@ -107,8 +107,8 @@ def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str |
         def delete_it() -> None:
             delete(study_id)
             # Optuna ignores that a server refuses: a row of the study has come meanwhile.
-            present = [(each.study_name, each._study_id) for each in storage.get_all_studies()]
-            if (name, study_id) in present:
+            with contextlib.suppress(KeyError):
+                storage.get_study_system_attrs(study_id)  # names are cached
                 raise StorageError(
                     f"Study {name!r} was not deleted, as a process wrote to it at that moment: "
                     "stop what trains it, then run the same command again."

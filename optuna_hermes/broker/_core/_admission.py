@@ -66,9 +66,10 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> wire.Refused 
         return wire.Refused(reason=study.problem, taken=taken)
     if trial is None:
         return None
+    finishing = study.override_of(trial) == "finishing"
     if taken:
         why = f"is trained on another host ({trial.host}): end it there first."
-    elif study.override_of(trial) == "finishing":
+    elif finishing:
         why = "is about to be finished: create another one."
     elif not trial.live:
         why = f"has ended ({trial.state}): create another one."
@@ -77,7 +78,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> wire.Refused 
         why = f"is trained by process {pid} already: end that one first."
     else:
         return None
-    again = not taken and study.override_of(trial) != "finishing"
+    again = not (taken or finishing)
     return wire.Refused(reason=f"Trial {trial.number} {why}", taken=taken, again=again)
 
 
